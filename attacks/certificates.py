@@ -12,12 +12,13 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from scipy.special import betaincinv, gammaln, logsumexp
+from scipy.special import gammaln, logsumexp
 from sklearn.covariance import ledoit_wolf_shrinkage
 from torch import Tensor
 
 from attacks.arrays import accepts_numpy
 from attacks.epsilon import Bound, best_threshold, from_scores
+from attacks.statistics import bisect_refuted, lower_limit
 
 # --- guarantee ---------------------------------------------------------------------------------
 # Tests of a stated guarantee, strongest first: sensitivity (T1), likelihood ratios (T2), attacks (T3).
@@ -50,7 +51,7 @@ def likelihood_ratio_certificate(ratios: Tensor, *, k: int = 5, confidence: floa
         raise ValueError(f"ratios {tuple(values.shape)}, k={k}: n >= k draws without NaN are needed")
     if not 0 < confidence < 1:
         raise ValueError(f"confidence={confidence}: a number in (0, 1) is needed")
-    share = float(betaincinv(k, len(values) - k + 1, 1 - confidence))
+    share = lower_limit(k, len(values), 1 - confidence)
     largest = float(values.topk(k).values[-1])
     return LikelihoodRatioCertificate(max(largest - math.log(2), 0.0), share / 2, confidence)
 
@@ -209,7 +210,7 @@ def draw_tilted_runs(
     kept = slice(0, runs)
     weights = (
         plan.log_peak(eps0)
-        + math.log(_acceptance_rate_bound(len(losses), error))
+        + math.log(lower_limit(len(losses), PROPOSAL_COUNT, error))
         - np.log(-np.expm1(eps0 - losses[kept]))
     )
     return TiltedDraws(coins[kept], noise[kept], weights, losses[kept], error)
@@ -236,18 +237,8 @@ def certified_epsilon(draws: TiltedDraws, losses: np.ndarray, delta: float, *, c
     if not len(losses) or not is_refuted(0.0):
         return 0.0
     finite = losses[np.isfinite(losses)]
-    low, high = 0.0, float(finite.max(initial=0.0)) + 1.0
-    if is_refuted(high):
-        return math.inf
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if is_refuted(middle) else (low, middle)
-    return low
-
-
-def _acceptance_rate_bound(accepted: float, error: float) -> float:
-    """Of so many accepted proposals, the Clopper-Pearson lower bound of the acceptance rate."""
-    return float(betaincinv(accepted, PROPOSAL_COUNT - accepted + 1, error))
+    high = float(finite.max(initial=0.0)) + 1.0
+    return math.inf if is_refuted(high) else bisect_refuted(is_refuted, 0.0, high, steps=60)
 
 
 def _winning_ratio(runs: int, error: float) -> float:
@@ -326,7 +317,7 @@ class _PlannedTranscript:
             middle = (low + high) / 2
             accepted = PROPOSAL_COUNT * float(self.acceptance_probabilities(losses, middle).mean())
             weight = (
-                self.log_peak(middle) + math.log(_acceptance_rate_bound(accepted, error))
+                self.log_peak(middle) + math.log(lower_limit(accepted, PROPOSAL_COUNT, error))
                 if accepted >= 1
                 else -math.inf
             )

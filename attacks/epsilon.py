@@ -1,34 +1,70 @@
-"""Lower bounds on epsilon from what an attack got right, each with the condition it needs (``attacks.bounds``).
+"""Lower bounds on epsilon from what an attack got right, each with the condition it needs. Imports no torch.
 
 From the two error rates of a membership attack, from scores whose threshold is chosen on other trials, and from a record
 that is identified among very many. Bounds from a single run are in ``attacks.one_run``, tests of a whole trade-off curve in
-``attacks.tradeoff``; their names are importable from here. Imports no torch.
+``attacks.tradeoff``.
+
+``finite_sample`` bounds hold at the stated confidence for any mechanism and any sample size. ``curve``: the accountant's
+whole trade-off curve is refuted wherever the value is above what it states, at the stated confidence and for any
+sample size; the value itself is read off a curve of the same family, so it is no bound at delta. ``gaussian_only``
+ones also need a trade-off curve no worse than a Gaussian's, so they never decide a verdict alone; ``credible`` ones
+are Bayesian and say nothing about coverage.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
-from scipy import stats
 from scipy.optimize import brentq
 from scipy.special import betainc, betaincinv, betaln, log_ndtr, ndtr, ndtri
 
-from attacks.bounds import VALIDITY, Bound, Validity, check_confusion_counts, check_levels, check_scores
 from attacks.one_run import fdp_one_run, fdp_one_run_mu, one_run, one_run_p_value
-from attacks.tradeoff import error_rate_limits
+from attacks.statistics import check_confusion_counts, check_levels, lower_limit, shared_confidence
+from attacks.tradeoff import approximate_dp, error_rate_limits
 
-# --- thresholds --------------------------------------------------------------------------------
-# Choosing a threshold on some trials, to be judged on others.
+__all__ = [
+    "VALIDITY", "Bound", "Validity", "bayesian", "best_threshold", "clopper_pearson", "fdp_one_run", "fdp_one_run_mu",
+    "from_scores", "gaussian", "gaussian_epsilon", "one_run", "one_run_from_scores", "one_run_p_value", "right_guesses",
+]  # fmt: skip
 
-
+Validity = Literal["finite_sample", "curve", "gaussian_only", "credible"]
+VALIDITY: dict[str, Validity] = {
+    "clopper_pearson": "finite_sample",
+    "one_run": "finite_sample",
+    "fdp_one_run": "finite_sample",
+    "curve": "curve",
+    "gaussian": "gaussian_only",
+    "fdp_one_run_gaussian": "gaussian_only",
+    "bayesian": "credible",
+}
 MAX_CANDIDATES = 200
-COMPARISON_CONFIDENCE = (
-    0.9  # the limits that thresholds are compared at: wide enough that cells empty by luck win little
-)
+# The limits that thresholds are compared at: wide enough that cells empty by luck win little.
+COMPARISON_CONFIDENCE = 0.9
+LARGEST_BOUND = 1e9
 ConfusionCounts = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]  # tp, fn, fp, tn of each threshold
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A lower bound: epsilon is at least ``value`` at ``delta`` with ``confidence``."""
+
+    value: float
+    method: str
+    validity: Validity
+    delta: float
+    confidence: float
+
+
+def check_scores(scores: Any, member: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Scores (n,) as float64 and their membership bits (n,) as bool. Raises ValueError for other shapes and NaN."""
+    values, inside = np.asarray(scores, dtype=np.float64), np.asarray(member).astype(bool)
+    if values.ndim != 1 or values.shape != inside.shape or np.isnan(values).any():
+        raise ValueError(f"scores {values.shape}, member {inside.shape}: equally long, one-dimensional, no NaN")
+    return values, inside
 
 
 def best_threshold(values: np.ndarray, inside: np.ndarray, delta: float, method: str = "clopper_pearson") -> float:
@@ -83,19 +119,6 @@ THRESHOLD_GAINS: dict[str, Callable[[ConfusionCounts, float], np.ndarray]] = {
 }
 
 
-# --- epsilon -----------------------------------------------------------------------------------
-# Lower bounds on epsilon from what an attack got right, each with the condition it needs (``attacks.bounds``).
-#
-# Bounds from a single run are in ``attacks.one_run`` and ``attacks.one_run``, tests of a whole trade-off curve in
-# ``attacks.tradeoff``; their names are importable from here.
-
-
-__all__ = [
-    "VALIDITY", "Bound", "Validity", "bayesian", "best_threshold", "clopper_pearson", "fdp_one_run", "fdp_one_run_mu",
-    "from_scores", "gaussian", "gaussian_epsilon", "one_run", "one_run_from_scores", "one_run_p_value", "right_guesses",
-]  # fmt: skip
-
-
 def clopper_pearson(tp: int, fn: int, fp: int, tn: int, *, delta: float, confidence: float = 0.95) -> float:
     """Lower bound from two error rates (Jagielski et al. 2020; Nasr et al. 2021), natural logarithm.
 
@@ -143,7 +166,8 @@ def bayesian(tp: int, fn: int, fp: int, tn: int, *, delta: float, confidence: fl
     x = betaincinv(0.5 + fp, 0.5 + tn, (np.arange(4096) + 0.5) / 4096)
 
     def excess_mass(eps: float) -> float:
-        low, high = _smallest_fnr(x, eps, delta), 1 - _smallest_fnr(1 - x, eps, delta)
+        smallest_fnr = approximate_dp(eps, delta)
+        low, high = smallest_fnr(x), 1 - smallest_fnr(1 - x)
         inside = betainc(0.5 + fn, 0.5 + tp, high) - betainc(0.5 + fn, 0.5 + tp, low)
         return float(np.clip(inside, 0, 1).mean()) - alpha
 
@@ -153,11 +177,6 @@ def bayesian(tp: int, fn: int, fp: int, tn: int, *, delta: float, confidence: fl
     while excess_mass(high) < 0:
         high *= 2
     return float(brentq(excess_mass, 0.0, high, xtol=1e-6))
-
-
-def _smallest_fnr(x: np.ndarray, eps: float, delta: float) -> np.ndarray:
-    """The smallest FNR that (eps, delta)-DP allows at FPR x."""
-    return np.maximum(0.0, np.maximum(1 - delta - np.exp(eps) * x, np.exp(-eps) * (1 - delta - x)))
 
 
 def _error_limits(tp: int, fn: int, fp: int, tn: int, delta: float, confidence: float) -> tuple[float, float]:
@@ -199,7 +218,7 @@ def from_scores(
         values, inside, thresholds = _split_trials(values, inside, delta, split, generator, method)
     if not len(thresholds) >= 1:
         raise ValueError("thresholds: at least one is needed")
-    each = 1 - (1 - confidence) / len(thresholds)
+    each = shared_confidence(confidence, len(thresholds))
     counts = zip(*(c.tolist() for c in confusion_counts_at(values, inside, np.asarray(thresholds, dtype=np.float64))))
     value = max(bounds[method](*four, delta=delta, confidence=each) for four in counts)
     return Bound(value, method, VALIDITY[method], delta, confidence)
@@ -217,13 +236,13 @@ def one_run_from_scores(
 ) -> Bound:
     """One-run bound from ``scores`` (m,) of one run whose ``member`` (m,) bits are independent fair coins.
 
-    method: Steinke's bound, or the f-DP one for any mechanism or, an estimate, for Gaussian trade-offs. guesses: pairs (k_in, k_out) fixed beforehand: the k_in highest scores are guessed in, the k_out
-    lowest out; several pairs share alpha (Bonferroni). ``generator`` breaks ties, so that the order
-    of the records cannot give their membership away.
+    method: Steinke's bound, or the f-DP one for any mechanism or, an estimate, for Gaussian trade-offs. guesses: pairs
+    (k_in, k_out) fixed beforehand: the k_in highest scores are guessed in, the k_out lowest out; several pairs share
+    alpha (Bonferroni). ``generator`` breaks ties, so that the order of the records cannot give their membership away.
     """
     if method not in ONE_RUN_BOUNDS:
         raise ValueError(f"method={method!r}: allowed are {', '.join(ONE_RUN_BOUNDS)}")
-    each = 1 - (1 - confidence) / max(len(guesses), 1)
+    each = shared_confidence(confidence, max(len(guesses), 1))
     counts = right_guesses(scores, member, guesses, generator)
     best = max(ONE_RUN_BOUNDS[method](len(scores), made, right, delta=delta, confidence=each) for made, right in counts)
     return Bound(best, method, VALIDITY[method], delta, confidence)
@@ -272,18 +291,12 @@ def _split_trials(
     return values[~chosen], inside[~chosen], [best_threshold(values[chosen], inside[chosen], delta, method)]
 
 
-# --- naming ------------------------------------------------------------------------------------
-# Naming the record: bounds from a secret drawn among very many, with a null that is known exactly.
-#
-# A game with two hypotheses won n times out of n shows no epsilon above ln n. Where the record is drawn at random from
+# Bounds from a secret drawn among very many, with a null that is known exactly. A game with two hypotheses won n times out of n shows no epsilon above ln n. Where the record is drawn at random from
 # many, say K, and every one of them has the same neighbour D0 (the data without the record), one look shows more:
 # P(named) = mean over s of P(M(D_s) in A_s) <= e^epsilon mean over s of P(M(D0) in A_s) + delta, and the last mean is the
 # chance that a guess which knows nothing of s meets it, whatever the mechanism. For a direction s that is uniform on the
 # sphere and a guess v: cos(v, s) has the law of one coordinate of the sphere, (1 + Beta((m-1)/2, (m-1)/2)) scaled to
 # [-1, 1] (its square is Beta(1/2, (m-1)/2)).
-
-
-LARGEST_BOUND = 1e9
 
 
 def log_chance_of_cosine(cosine: np.ndarray, dimensions: int) -> np.ndarray:
@@ -324,7 +337,7 @@ def bound_from_identifications(
 
 
 def _bound_from_wins(won: int, games: int, log_chance: float, delta: float, confidence: float) -> float:
-    share = float(betaincinv(won, games - won + 1, 1 - confidence)) if won else 0.0  # Clopper-Pearson, from below
+    share = lower_limit(won, games, 1 - confidence)
     if share <= delta:
         return 0.0
     return min(max(math.log(share - delta) - log_chance, 0.0), LARGEST_BOUND)
@@ -336,7 +349,7 @@ def best_cosine_threshold(cosines: np.ndarray, dimensions: int, delta: float) ->
     n = len(ordered)
     at = np.unique(np.linspace(0, max(0, n - max(5, n // 10)), 60).astype(int))
     won = n - at
-    share = stats.beta.ppf(0.05, won, n - won + 1)
+    share = lower_limit(won, n, 0.05)
     with np.errstate(divide="ignore", invalid="ignore"):
         gains = np.log(np.maximum(share - delta, 1e-300)) - log_chance_of_cosine(ordered[at], dimensions)
     return float(ordered[at][int(np.argmax(gains))])

@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy.stats import binomtest
 from torch import Tensor
 
 from attacks.epsilon import one_run_from_scores
@@ -28,6 +27,7 @@ from attacks.membership.shadow_classifier import ShadowClassifier
 from attacks.membership.signals import logit_scaled
 from attacks.membership.threshold import LossThreshold
 from attacks.roc import auc_interval, roc, thin_curve, tpr_at_fpr
+from attacks.statistics import binomial_p_value
 from attacks.types import Adversary, Family, Finding, Knowledge, Surface, Truth, View, Worlds
 from attacks.validation import check_archive
 
@@ -158,7 +158,7 @@ def _audit_bare_scores(
 def _drop_unsupported(finding: Finding, arrays: Mapping[str, np.ndarray], member: np.ndarray) -> Finding:
     """Drop what the file cannot support: a blind control that it lacks, a bound if the coins were not fair."""
     dropped = set() if "blind" in arrays else {"blind_auc"}
-    if binomtest(int(member.sum()), len(member), 0.5).pvalue < 1e-3:
+    if binomial_p_value(int(member.sum()), len(member), 0.5) < 1e-3:
         dropped |= {"epsilon_measured", "epsilon_method", "epsilon_validity"}
     kept = {name: value for name, value in finding.measures.items() if name not in dropped}
     return Finding(finding.surface, finding.attack, finding.family, finding.adversary, kept, finding.figures)

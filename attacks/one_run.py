@@ -12,9 +12,8 @@ from collections.abc import Callable
 from functools import lru_cache
 
 import numpy as np
-from scipy.stats import binom
 
-from attacks.bounds import check_levels, largest_refuted
+from attacks.statistics import chance_of_at_least, chance_of_exactly, check_levels, largest_refuted
 from attacks.tradeoff import Curve, approximate_dp, gaussian_dp
 
 # --- one run -----------------------------------------------------------------------------------
@@ -38,10 +37,10 @@ def one_run(m: int, guesses: int, correct: int, *, delta: float, confidence: flo
 def one_run_p_value(m: int, guesses: int, correct: int, epsilon: float, delta: float) -> float:
     """P[at least ``correct`` right guesses] under any (epsilon, delta)-DP mechanism, at most."""
     rate = 1 / (1 + math.exp(-epsilon))
-    tail = float(binom.sf(correct - 1, guesses, rate))
+    tail = float(chance_of_at_least(correct, guesses, rate))
     if delta == 0 or correct == 0:
         return min(tail, 1.0)
-    below = np.cumsum(binom.pmf(np.arange(correct - 1, -1, -1), guesses, rate))
+    below = np.cumsum(chance_of_exactly(np.arange(correct - 1, -1, -1), guesses, rate))
     return min(tail + 2 * m * delta * float(np.max(below / np.arange(1, correct + 1))), 1.0)
 
 

@@ -12,8 +12,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy.stats import beta, t
+from scipy.stats import t
 from torch import Tensor
+
+from attacks.statistics import binomial_interval
 
 Clusters = Sequence[Any]  # label arrays (n,), one per way in which scores may be correlated
 
@@ -83,16 +85,6 @@ def tpr_at_fpr(
     effect = _design_effect(hit, [np.asarray(c)[inside] for c in clusters], rate)
     resolvable = int((~inside).sum()) * fpr >= 1 - 1e-9
     return rate, binomial_interval(rate * len(hit) / effect, len(hit) / effect, confidence), resolvable
-
-
-def binomial_interval(successes: float, trials: float, confidence: float = 0.95) -> tuple[float, float]:
-    """Clopper and Pearson's two-sided interval for a rate; fractional counts allowed."""
-    if not 0 < confidence < 1 or not 0 <= successes <= trials * (1 + 1e-12) or not trials > 0:
-        raise ValueError(f"successes={successes}, trials={trials}, confidence={confidence}: not a binomial count")
-    half, failures = (1 - confidence) / 2, max(trials - successes, 0.0)
-    low = 0.0 if successes <= 0 else float(beta.ppf(half, successes, failures + 1))
-    high = 1.0 if failures <= 0 else float(beta.ppf(1 - half, successes + 1, failures))
-    return low, high
 
 
 def auc_interval(scores: Any, member: Any, confidence: float = 0.95, *, clusters: Clusters = ()) -> tuple[float, float]:

@@ -14,9 +14,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.stats import binom
 
 from attacks.epsilon import Bound, from_scores, gaussian_epsilon, one_run_from_scores
+from attacks.statistics import chance_of_at_least
 
 DELTA, CONFIDENCE = 1e-5, 0.95
 Sampler = Callable[[np.ndarray, np.random.Generator], np.ndarray]
@@ -47,7 +47,7 @@ class CoverageRow:
     @property
     def exceeds_level(self) -> bool:
         """Above the truth more often than chance lets a valid bound be (p < 0.001)."""
-        return float(binom.sf(self.above - 1, self.runs, 1 - CONFIDENCE)) < 1e-3
+        return bool(chance_of_at_least(self.above, self.runs, 1 - CONFIDENCE) < 1e-3)
 
 
 MECHANISMS = (

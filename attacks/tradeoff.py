@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy.special import betaincinv, ndtr, ndtri
+from scipy.special import ndtr, ndtri
 
-from attacks.bounds import check_confusion_counts, check_levels, largest_refuted
+from attacks.statistics import bisect_refuted, check_confusion_counts, check_levels, largest_refuted, upper_limit
 
 Curve = Callable[[Any], Any]  # type I errors in [0, 1] -> type II errors, floats or arrays
 GRID_POINTS = 400  # points at which the most testable one is looked for
@@ -65,12 +65,9 @@ class CurveTest:
 
 def error_rate_limits(tp: Any, fn: Any, fp: Any, tn: Any, confidence: float) -> tuple[Any, Any]:
     """Upper limits (FPR, FNR) that hold together at ``confidence`` (Clopper and Pearson 1934); floats or arrays."""
-    keep = 1 - (1 - confidence) / 2
     tp, fn, fp, tn = (np.asarray(count, dtype=np.float64) for count in (tp, fn, fp, tn))
-    with np.errstate(invalid="ignore"):
-        fnr = np.where(tp > 0, betaincinv(fn + 1, np.maximum(tp, 1), keep), 1.0)
-        fpr = np.where(tn > 0, betaincinv(fp + 1, np.maximum(tn, 1), keep), 1.0)
-    return fpr, fnr
+    half = (1 - confidence) / 2
+    return upper_limit(fp, fp + tn, half), upper_limit(fn, fn + tp, half)
 
 
 def refutes_curve(tp: int, fn: int, fp: int, tn: int, curve: Curve, *, confidence: float = 0.95) -> bool:
@@ -130,8 +127,4 @@ def largest_refuted_scale(refuted: Callable[[float], bool], at_one: bool) -> flo
         return math.nextafter(1 + largest_refuted(lambda s: refuted(1 + s), steps=10, limit=MAX_SCALE), math.inf)
     if not refuted(1 / MAX_SCALE):
         return 0.0
-    low, high = 1 / MAX_SCALE, 1.0
-    for _ in range(9):
-        middle = (low + high) / 2
-        low, high = (middle, high) if refuted(middle) else (low, middle)
-    return low
+    return bisect_refuted(refuted, 1 / MAX_SCALE, 1.0, steps=9)

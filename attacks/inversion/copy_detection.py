@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from scipy.stats import beta
 from torch import Tensor
 
 from attacks.arrays import accepts_numpy
 from attacks.images import negative_mse
 from attacks.inversion.evaluation import CLEAR, has_record_shape, image_qualities, pictures
 from attacks.inversion.feature_inversion import release_as_images
+from attacks.statistics import binomial_interval
 from attacks.types import ANY_ADVERSARY, IMAGE_SURFACES, Attack, Evidence, Family, Finding, Truth, View
 from attacks.validation import check_counts
 
@@ -36,16 +36,6 @@ class CopyReport:
     compared: int
 
 
-def proportion_interval(hits: int, trials: int, confidence: float = 0.95) -> tuple[float, float]:
-    """Clopper-Pearson, two-sided; (0, 1) without trials."""
-    if trials == 0:
-        return 0.0, 1.0
-    tail = (1 - confidence) / 2
-    low = float(beta.ppf(tail, hits, trials - hits + 1)) if hits else 0.0
-    high = float(beta.ppf(1 - tail, hits + 1, trials - hits)) if hits < trials else 1.0
-    return low, high
-
-
 @accepts_numpy
 def compare_copies(
     synthetic: Tensor, members: Tensor, heldout: Tensor, generator: torch.Generator, confidence: float = 0.95
@@ -63,7 +53,7 @@ def compare_copies(
     far = (-negative_mse(synthetic, heldout[outside])).amin(1)
     wins, ties = int((near < far).sum()), int((near == far).sum())
     closer = (wins + ties / 2) / len(synthetic)
-    interval = proportion_interval(wins, len(synthetic) - ties, confidence)
+    interval = binomial_interval(wins, len(synthetic) - ties, confidence)
     return CopyReport(near, far, inside[at], closer, interval, len(synthetic) - ties)
 
 
@@ -113,7 +103,7 @@ class CopyDetection(Attack):
     def _chance(member: Tensor, heldout: Tensor) -> dict[str, float]:
         """Without copying, an image lies as often so much nearer to a held-out record: at most so often, at 99.9 %."""
         turned = int((heldout - member >= CLEAR).sum())
-        return {"chance": proportion_interval(turned, len(member), 0.998)[1]}
+        return {"chance": binomial_interval(turned, len(member), 0.998)[1]}
 
     @staticmethod
     def _copy_diagnostics(

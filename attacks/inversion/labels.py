@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from scipy.stats import binom
 from torch import Tensor, nn
 
 from attacks.arrays import accepts_numpy
 from attacks.inversion.reconstruction import PixelScale
 from attacks.inversion.victim import LocalSteps, local_steps, observed_gradients, victim_model
+from attacks.statistics import chance_of_exactly
 from attacks.types import SERVER_ONLY, Adversary, Attack, Capture, Evidence, Family, Finding, Surface, Truth, View
 
 MIN_NUMBER = 1e-12
@@ -135,7 +135,7 @@ def chance_overlap(true: Tensor) -> float:
     if not total >= 1:
         raise ValueError("true sums to 0: at least one record is needed")
     guess = torch.arange(total + 1)
-    weight = torch.as_tensor(binom.pmf(guess.numpy(), total, 1 / classes))
+    weight = torch.as_tensor(chance_of_exactly(guess.numpy(), total, 1 / classes))
     return float(sum((weight * guess.clamp_max(int(n))).sum() for n in true) / total)
 
 

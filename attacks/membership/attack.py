@@ -15,12 +15,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from scipy.stats import beta
 from torch import Tensor
 
 from attacks.arrays import accepts_numpy
 from attacks.epsilon import Bound, one_run_from_scores
 from attacks.roc import Clusters, auc_interval, roc, thin_curve, tpr_at_fpr
+from attacks.statistics import binomial_interval, shared_confidence
 from attacks.types import Adversary, Attack, Evidence, Family, Finding, Surface, Truth, View, Worlds
 from attacks.validation import check_counts
 
@@ -87,14 +87,14 @@ def measure_worst_records(scores: Tensor, masks: Tensor, confidence: float = 0.9
     hits, trials, _, _ = (sum(column) for column in zip(*seen.values()))
     if not trials:
         return None
-    whole = {"share": WORST_SHARE, "tpr": hits / trials, "ci": list(_tpr_interval(hits, trials, confidence))}
+    whole = {"share": WORST_SHARE, "tpr": hits / trials, "ci": list(binomial_interval(hits, trials, confidence))}
     return whole | {"records": [_record_rates(at, seen[at], confidence) for at in sorted(seen) if seen[at][1]]}
 
 
 def _record_rates(record: int, counts: tuple[int, ...], confidence: float) -> dict[str, Any]:
     hits, trials, wrong, out = counts
     known = {"record": record, "hits": hits, "trials": trials, "tpr": hits / trials}
-    return known | {"ci": list(_tpr_interval(hits, trials, confidence)), "wrong": wrong, "out": out}
+    return known | {"ci": list(binomial_interval(hits, trials, confidence)), "wrong": wrong, "out": out}
 
 
 @accepts_numpy
@@ -123,7 +123,7 @@ def measure_by_kind(
                 "tpr": hits / members,
                 "fpr": false / outsiders,
             }
-            found[kind] = {"n": len(at), **rates, "ci": list(_tpr_interval(hits, members, confidence))}
+            found[kind] = {"n": len(at), **rates, "ci": list(binomial_interval(hits, members, confidence))}
     return found
 
 
@@ -140,13 +140,6 @@ def _rank_by_exposure(scores: Tensor, named: Tensor, masks: Tensor) -> Tensor:
     mean = scores.double().masked_fill(~masks, 0).sum(0) / inside
     order = mean.argsort(descending=True, stable=True)
     return order[rate[order].argsort(descending=True, stable=True)]
-
-
-def _tpr_interval(hits: int, trials: int, confidence: float) -> tuple[float, float]:
-    tail = (1 - confidence) / 2
-    low = float(beta.ppf(tail, hits, trials - hits + 1)) if hits else 0.0
-    high = float(beta.ppf(1 - tail, hits + 1, trials - hits)) if hits < trials else 1.0
-    return low, high
 
 
 # --- attack ------------------------------------------------------------------------------------
@@ -361,7 +354,7 @@ def one_run_bound(
     if not 1 <= targets <= len(masks):
         raise ValueError(f"targets={targets}: between 1 and the {len(masks)} worlds")
     guesses = guess_counts(masks.shape[1])
-    each = 1 - (1 - confidence) / targets
+    each = shared_confidence(confidence, targets)
     bounds = [
         one_run_from_scores(s, m, delta=delta, generator=generator, guesses=guesses, confidence=each)
         for s, m in zip(scores[:targets].double().numpy(), masks[:targets].numpy())

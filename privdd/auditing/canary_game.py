@@ -20,6 +20,7 @@ from attacks.canaries import CanaryScores, draw_block_images, select_independent
 from attacks.epsilon import fdp_one_run, one_run, right_guesses
 from attacks.membership.attack import guess_counts
 from attacks.one_run import largest_refuted_parameter
+from attacks.statistics import shared_confidence
 from attacks.types import Adversary, Family, Finding, Surface
 from privdd.auditing.dp_tests.instrumentation import ZeroNoise, flatten_tensors, value_before_noise
 from privdd.auditing.dp_tests.statement import GuaranteeSubject
@@ -282,7 +283,7 @@ def canary_findings(
     stated = ledger.epsilon(delta, client=plan.victim)
     m, each, bounds = (
         len(member),
-        _confidence_each(confidence, 2 * len(counts)),
+        shared_confidence(confidence, 2 * len(counts)),
         {"one_run": one_run, "fdp_one_run": fdp_one_run},
     )
     best = {name: max(of(m, *c, delta=delta, confidence=each) for c in counts) for name, of in bounds.items()}
@@ -321,15 +322,11 @@ def canary_findings_of_run(
     )  # fmt: skip
 
 
-def _confidence_each(confidence: float, tests: int) -> float:
-    return 1 - (1 - confidence) / tests
-
-
 def _refuted_epsilon(
     event: dpa.DpEvent, ledger: Ledger, stated: float, delta: float, m: int, counts: Sequence[tuple[int, int]], confidence: float
 ) -> float:  # fmt: skip
     """The epsilon of the least noise, in the event's family, that is refuted; above ``stated`` where its curve is."""
-    each, relation = _confidence_each(confidence, len(counts)), ledger.relation
+    each, relation = shared_confidence(confidence, len(counts)), ledger.relation
 
     def curve_at_scale(scale: float) -> object:
         return trade_off(event, relation=relation, scale=min(max(scale, 1 / MAX_NOISE_SCALE), MAX_NOISE_SCALE))

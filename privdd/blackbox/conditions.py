@@ -11,6 +11,7 @@ import numpy as np
 from scipy import stats
 
 from attacks.epsilon import best_threshold, from_scores
+from attacks.statistics import shared_confidence
 from privdd.blackbox.claim import CheckedClaim
 from privdd.blackbox.identification_games import scaled_data
 from privdd.blackbox.inputs import InputShapes, NeighbouringInputs, neighbouring_pairs, with_nonfinite_number
@@ -192,7 +193,7 @@ def check_low_bits(
         for sign in (1.0, -1.0):
             at = best_threshold(sign * parts[0][0], parts[0][1], stated.delta)
             bound = from_scores(sign * parts[1][0], parts[1][1], delta=stated.delta, thresholds=[at],
-                                confidence=1 - (1 - confidence) / (2 * TRIED))  # fmt: skip
+                                confidence=shared_confidence(confidence, 2 * TRIED))  # fmt: skip
             best = max(best, (bound.value, pair.says))
     says = "the lowest bits of the released numbers tell the record from its absence"
     if stated.low_bits:

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 from scipy import stats
-from scipy.special import betainc, betaincinv, log_ndtr, ndtr
+from scipy.special import betainc, log_ndtr, ndtr
 
 from attacks.epsilon import gaussian_epsilon
+from attacks.statistics import lower_limit
 from privdd.blackbox.distinguishers import NoiseMetric, shift_directions, transcript_totals
 from privdd.blackbox.mechanism import Data
 from privdd.blackbox.transcripts import Transcripts
@@ -286,7 +287,7 @@ def _plan_threshold(y: np.ndarray, z: np.ndarray, delta: float) -> tuple[float, 
 def _bound_tail(y: np.ndarray, z: np.ndarray, at: float, delta: float, error: float) -> float:
     """Clopper-Pearson for y, Student's and chi-squared limits for mean and deviation of z: a quarter of the error each."""
     won, n, m = int((y >= at).sum()), len(y), len(z)
-    share = float(betaincinv(won, n - won + 1, error / 4)) if won else 0.0
+    share = lower_limit(won, n, error / 4)
     spread = float(z.std(ddof=1))
     highest = float(z.mean()) + stats.t.isf(error / 4, m - 1) * spread / math.sqrt(m)
     widest = spread * math.sqrt((m - 1) / stats.chi2.ppf(error / 4, m - 1))
@@ -483,7 +484,7 @@ def _bound_spherical(
     """A quarter of the error each: Clopper-Pearson with the record; without it centre, scale along the record, and mean."""
     n, m, d, tail = len(present.along), len(absent.along), len(seen.way), float(stats.norm.isf(error / 4))
     won = int((present.along > seen.shift / 2 + odds * present.rest**2 / ((d - 1) * seen.shift)).sum())
-    share = float(betaincinv(won, n - won + 1, error / 4)) if won else 0.0
+    share = lower_limit(won, n, error / 4)
     centre = float(absent.along.mean()) + tail * float(absent.along.std()) / math.sqrt(m)
     ratios = np.square((absent.along - absent.along.mean()) / absent.rest)
     squares = ratios * (d - 3)  # of mean 1 if as wide as the rest

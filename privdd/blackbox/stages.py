@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 from scipy import stats
-from scipy.special import betaincinv
 
+from attacks.statistics import lower_limit, upper_limit
 from privdd.blackbox.claim import CheckedClaim
 from privdd.blackbox.distinguishers import transcript_totals
 from privdd.blackbox.identification_games import FEWEST as SHORT
@@ -483,8 +483,7 @@ def noise_end_epsilon(trained: TailResiduals, fresh: TailResiduals, *, delta: fl
 def _bound_noise_end(pooled: np.ndarray, at: float, shift: float, delta: float, error: float) -> float:
     """From Clopper-Pearson limits of both shares, half of the error each."""
     n, near, far = len(pooled), int((pooled > at - shift).sum()), int((pooled > at).sum())
-    least = float(betaincinv(near, n - near + 1, error / 2)) if near else 0.0
-    most = float(betaincinv(far + 1, n - far, 1 - error / 2)) if far < n else 1.0
+    least, most = lower_limit(near, n, error / 2), upper_limit(far, n, error / 2)
     return max(0.0, math.log((least - delta) / most)) if least > delta else 0.0
 
 

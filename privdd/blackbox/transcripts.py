@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from attacks.statistics import shared_confidence
 from privdd.blackbox.mechanism import BlackBox, Data
 
 WAITS = 12
@@ -110,4 +111,4 @@ class ErrorShares:
         if self.taken + tests > SHARES:
             raise OutOfShares
         self.taken += tests
-        return 1 - (1 - self.confidence) / SHARES
+        return shared_confidence(self.confidence, SHARES)

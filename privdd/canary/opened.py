@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from attacks.epsilon import fdp_one_run, one_run, right_guesses
+from attacks.statistics import shared_confidence
 from privdd.canary.sealed import CANARY_SCHEMA, OPENED_FILE, SealedCanaries, check_commitment, derive_seed, parse_secret
 from privdd.runtime.files import DamagedRun, read_json
 
@@ -36,7 +37,7 @@ def opened_result(
         derive_seed(salt, "ties")
     )  # fixed with the coins, so that nobody can draw until it fits
     counts = right_guesses(scores, inside, pairs, ties)
-    each = 1 - (1 - told["confidence"]) / (len(counts) * len(BOUND_METHODS))
+    each = shared_confidence(told["confidence"], len(counts) * len(BOUND_METHODS))
     bounds = {
         name: max(bound(len(inside), *c, delta=told["delta"], confidence=each) for c in counts)
         for name, bound in BOUND_METHODS.items()

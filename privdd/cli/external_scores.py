@@ -12,6 +12,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from attacks.external_scores import audit_scores
+from attacks.statistics import shared_confidence
 from attacks.types import SENT_BY_SERVER, Finding, Surface
 from privdd import __version__
 from privdd.auditing.findings import decide_verdict, finding_row
@@ -63,7 +64,7 @@ def _collect_findings(config: DictConfig, confidence: float, delta: float) -> li
     """The findings, each with the bound at a confidence that all of them share: this bound decides the verdict."""
     given: dict[str, Any] = {"surface": _scored_surface(config), "delta": delta, "seed": int(config.seed)}
     found = audit_scores(str(config.scores), confidence=confidence, **given)
-    shared = audit_scores(str(config.scores), confidence=1 - (1 - confidence) / len(found), **given)
+    shared = audit_scores(str(config.scores), confidence=shared_confidence(confidence, len(found)), **given)
     return [
         _add_familywise_bound(one, strict.measures.get("epsilon_measured"))
         for one, strict in zip(found, shared, strict=True)

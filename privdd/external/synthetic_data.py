@@ -11,13 +11,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attacks.inversion.copy_detection import proportion_interval
 from attacks.membership.attack import MembershipAttack
 from attacks.membership.blind_baseline import blind_record_scores
 from attacks.membership.lira import Lira
 from attacks.membership.rmia import Rmia
 from attacks.membership.signals import logit_scaled, ridge_readout
 from attacks.membership.threshold import LossThreshold
+from attacks.statistics import binomial_interval
 from attacks.types import Adversary, Family, Finding, Knowledge, Surface, View, Worlds
 from privdd.auditing.attack_tasks import error_budget
 from privdd.core.rng import Keys
@@ -131,7 +131,7 @@ def count_copies(synthetic: Tensor, train: Tensor, heldout: Tensor, generator: t
     return CopyCounts(
         int(is_copy_of_any(synthetic, inside).sum()), int(is_copy_of_any(synthetic, outside).sum()),
         int((near < usual[0]).sum()), int((far < usual[1]).sum()),
-        share, proportion_interval(wins, compared), compared, near, rows[at],
+        share, binomial_interval(wins, compared), compared, near, rows[at],
     )  # fmt: skip
 
 
@@ -167,7 +167,7 @@ class TableRisk:
     @property
     def chance_rate(self) -> float:
         """The most that an attack may do without the synthetic set: upper end of the control's 95 % interval."""
-        return proportion_interval(self.control, self.attacks)[1]
+        return binomial_interval(self.control, self.attacks)[1]
 
     @property
     def excess_risk(self) -> float:

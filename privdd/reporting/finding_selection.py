@@ -7,9 +7,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from scipy.special import betaincinv, ndtri
+from scipy.special import ndtri
 from scipy.stats import hypergeom
 
+from attacks.statistics import lower_limit
 from privdd.reporting.schema import ClaimRow, FindingRow, Findings, SurfaceRow, TprAt, Verdict, WorstRecords
 from privdd.reporting.wording import format_number
 
@@ -211,8 +212,7 @@ def is_above_chance(rate: float, chance: float, n: int | None, looks: int = 1) -
     """
     if not n or rate <= chance:
         return False
-    hits = round(rate * n)
-    return hits > 0 and float(betaincinv(hits, n - hits + 1, ALPHA / 2 / looks)) > chance
+    return lower_limit(round(rate * n), n, ALPHA / 2 / looks) > chance
 
 
 def boldest_claim(claims: Iterable[ClaimRow]) -> ClaimRow | None:

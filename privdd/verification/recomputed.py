@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy.stats import binomtest
 from torch import Tensor
 
 from attacks.membership.attack import membership_measures, one_run_bound
 from attacks.membership.blind_baseline import is_separable
+from attacks.statistics import binomial_p_value, shared_confidence
 from attacks.types import Family, Finding, Worlds
 from privdd.auditing.attack_tasks import CANARY_TESTS, TESTS_PER_MECHANISM, WHOLE_RUN_TESTS, ErrorBudget, attack_seeds
 from privdd.auditing.coverage import is_about_releases, untested_parts
@@ -367,10 +367,10 @@ def _recompute_external(
     """Of scores that someone brought: the bound at the confidence shared by all attacks decides."""
     found = [
         membership_measures(scores, worlds, delta=delta, generator=np.random.default_rng(seed), confidence=level)[0]
-        for level in (confidence, 1 - (1 - confidence) / tests)
+        for level in (confidence, shared_confidence(confidence, tests))
     ]
     members = int(worlds.masks[0].sum())
-    fair = binomtest(members, worlds.masks.shape[1], 0.5).pvalue >= UNFAIR_COINS_P_VALUE
+    fair = binomial_p_value(members, worlds.masks.shape[1], 0.5) >= UNFAIR_COINS_P_VALUE
     left_out = {"blind_auc", "worlds", *(() if fair else BOUND_MEASURES)}
     kept = {name: value for name, value in found[0].items() if name not in left_out}
     return RecomputedScores(kept, {"epsilon_familywise": found[1]["epsilon_measured"]} if fair else {})

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from scipy.stats import beta, binom, norm
 
-from attacks.bounds import largest_refuted
 from attacks.epsilon import (
     bayesian,
     clopper_pearson,
@@ -16,6 +15,7 @@ from attacks.epsilon import (
     one_run_from_scores,
 )
 from attacks.one_run import one_run, one_run_p_value
+from attacks.statistics import largest_refuted
 
 DELTA = 1e-5
 

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import itertools
-import math
 
-import numpy as np
 import pytest
 import torch
 from scipy.stats import binom
 from skimage.metrics import peak_signal_noise_ratio, structural_similarity
 
 from attacks import images
-from attacks.inversion.copy_detection import compare_copies, proportion_interval
+from attacks.inversion.copy_detection import compare_copies
 from attacks.inversion.evaluation import class_mean_images, naive_reconstructions, rank_in_gallery
 from tests.attacks.pictures import pictures, rng
 
@@ -108,11 +106,3 @@ def test_copies_are_found_and_independent_images_are_not() -> None:
     assert copied.nearest.tolist() == list(range(50))
     null = compare_copies(fresh, members, out, rng())
     assert null.interval[0] <= 0.5 <= null.interval[1]
-
-
-def test_proportion_interval_is_clopper_pearson() -> None:
-    low, high = proportion_interval(7, 20)
-    assert 1 - binom.cdf(6, 20, low) == pytest.approx(0.025, abs=1e-9)
-    assert binom.cdf(7, 20, high) == pytest.approx(0.025, abs=1e-9)
-    assert proportion_interval(0, 0) == (0.0, 1.0)
-    assert not math.isnan(proportion_interval(0, 5)[1]) and np.isfinite(proportion_interval(5, 5)).all()

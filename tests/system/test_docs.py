@@ -81,7 +81,6 @@ def test_every_public_name_is_documented(site: Path) -> None:
 
 UNLISTED = {
     "attacks.validation": "checks of an archive, of an attack's class and of settings",
-    "attacks.bounds": "checks of arguments",
     "attacks.gpu": "kernels, values and random numbers of loops on a GPU",
     "attacks.lpips": "weights of attacks.images.lpips",
 }

@@ -23,6 +23,7 @@ import torch
 from scipy import special, stats
 from torch import Tensor
 
+from attacks.statistics import binomial_p_value, chance_of_at_least, chance_of_at_most
 from privdd.federated.noise_log import FAR_BOUNDS, NEAR_BOUNDS, chosen_sizes
 
 T = TypeVar("T")
@@ -235,8 +236,8 @@ def magnitude_count_test(
     total = np.array([row[0] for row in rows])[:, None]
     room = 0.65 * np.array([row[1] for row in rows])[:, None]  # a lattice point's share on each side, at most
     inside, beyond = (torch.stack([row[i] for row in rows]).numpy() for i in (2, 3))  # type: ignore[misc]
-    p_near = stats.binom.sf(inside - 1, total, 1 - 2 * stats.norm.sf(np.asarray(NEAR_BOUNDS) + room))
-    p_far = stats.binom.cdf(beyond, total, 2 * stats.norm.sf(np.asarray(FAR_BOUNDS) + room))
+    p_near = chance_of_at_least(inside, total, 1 - 2 * stats.norm.sf(np.asarray(NEAR_BOUNDS) + room))
+    p_far = chance_of_at_most(beyond, total, 2 * stats.norm.sf(np.asarray(FAR_BOUNDS) + room))
     ps = np.concatenate([p_near, p_far], 1)
     row, at = np.unravel_index(int(ps.argmin()), ps.shape)
     which = list(groups)[row]
@@ -467,7 +468,7 @@ def empty_frequency_test(power: Tensor, what: str) -> CheckOutcome:
     """How many frequencies have next to no noise?"""
     least = 1e-6
     few, tried = int((power < least).sum()), power.numel()
-    p = float(stats.binom.sf(few - 1, tried, -np.expm1(-least / 2))) if tried else 1.0
+    p = float(chance_of_at_least(few, tried, -np.expm1(-least / 2))) if tried else 1.0
     return CheckOutcome(p, f"{what}: {few} of {tried} frequencies have no noise")
 
 
@@ -478,7 +479,7 @@ def weak_place_test(rows: Tensor, what: str) -> CheckOutcome:
     ps = stats.chi2.cdf(rows.double().square().sum(0).numpy(), len(rows))
     levels = np.array([0.1, 0.01, 1e-3, 1e-4])
     low = (ps[:, None] < levels).sum(0)
-    found = stats.binom.sf(low - 1, len(ps), levels)
+    found = chance_of_at_least(low, len(ps), levels)
     at = int(found.argmin())
     says = f"{what}: {low[at]} of {len(ps)} places have little noise in every release, {len(ps) * levels[at]:.3g} are expected"
     return CheckOutcome(min(1.0, float(found.min()) * len(levels)), says)
@@ -487,7 +488,7 @@ def weak_place_test(rows: Tensor, what: str) -> CheckOutcome:
 def sampling_rate_test(taken: int, expected: Sequence[int], probability: float, what: str) -> CheckOutcome:
     """Were as many taken as coins of this probability take? expected: the numbers of records asked."""
     asked = int(sum(expected))
-    p = float(stats.binomtest(taken, asked, probability).pvalue) if asked else 1.0
+    p = binomial_p_value(taken, asked, probability) if asked else 1.0
     share = taken / max(asked, 1)
     return CheckOutcome(p, f"{what}: {share:.3g} of the records are taken, {probability:.3g} is stated")
 
@@ -518,8 +519,8 @@ def record_count_test(counts: Tensor, draws: int, probability: float, what: str)
     if not len(counts):
         return CheckOutcome(1.0)
     high, low = int(counts.max()), int(counts.min())
-    over = len(counts) * float(stats.binom.sf(high - 1, draws, probability))
-    under = len(counts) * float(stats.binom.cdf(low, draws, probability))
+    over = len(counts) * float(chance_of_at_least(high, draws, probability))
+    under = len(counts) * float(chance_of_at_most(low, draws, probability))
     return combine_outcomes(
         [
             (min(1.0, over), f"{what}: one record is taken in {high} of {draws} draws"),
@@ -539,7 +540,7 @@ def same_coins_test(draws: Mapping[str, Tensor], probability: float) -> CheckOut
     agree = heads @ heads.T + (held - heads) @ (held - heads).T
     both = held @ held.T
     equal = probability**2 + (1 - probability) ** 2
-    ps = stats.binom.sf((agree - 1).numpy(), both.numpy(), equal)
+    ps = chance_of_at_least(agree.numpy(), both.numpy(), equal)
     np.fill_diagonal(ps, 1.0)
     at = int(ps.argmin())
     pairs = len(names) * (len(names) - 1) / 2

@@ -13,6 +13,7 @@ import numpy as np
 from torch import Tensor
 
 from attacks.certificates import LikelihoodRatioCertificate, bound_from_runs, likelihood_ratio_certificate
+from attacks.statistics import shared_confidence
 from attacks.tradeoff import Curve, curve_test, most_testable_point
 from attacks.types import Adversary, Family, Finding, Surface
 from privdd.auditing.coverage import covered_diagnostics, untested_diagnostics
@@ -225,7 +226,7 @@ class Statement:
 
     def _certified_bound(self, found: RatioTranscripts) -> float:
         """T2's bound in both orders of the pair, each at half of the error probability."""
-        each = 1 - (1 - self.subject.confidence) / 2
+        each = shared_confidence(self.subject.confidence, 2)
         orders: tuple[Tensor, Tensor] = (found.ratios[: found.run_count], -found.ratios[found.run_count :])
         made: list[LikelihoodRatioCertificate] = [
             likelihood_ratio_certificate(r, k=ORDER_STATISTIC, confidence=each) for r in orders

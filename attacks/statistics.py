@@ -1,0 +1,103 @@
+"""Rates and their limits, shares of an error probability, and the checks of what they are computed from. Imports no torch.
+
+The limits of a rate are Clopper and Pearson's (1934): they hold for any number of trials. Counts may be arrays, and
+fractions, as an effective sample size gives them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from scipy import stats
+from scipy.special import betaincinv
+
+
+def lower_limit(successes: Any, trials: Any, error: float) -> Any:
+    """What the rate is below with a chance of at most ``error``; 0 without successes."""
+    counts = np.asarray(successes, dtype=np.float64)
+    found = betaincinv(np.where(counts > 0, counts, 1), trials - counts + 1, error)
+    return np.where(counts > 0, found, 0.0) if counts.ndim else float(found) if successes > 0 else 0.0
+
+
+def upper_limit(successes: Any, trials: Any, error: float) -> Any:
+    """What the rate is above with a chance of at most ``error``; 1 without failures."""
+    counts = np.asarray(successes, dtype=np.float64)
+    failures = trials - counts
+    found = betaincinv(counts + 1, np.where(failures > 0, failures, 1), 1 - error)
+    return np.where(failures > 0, found, 1.0) if counts.ndim else float(found) if failures > 0 else 1.0
+
+
+def binomial_interval(successes: float, trials: float, confidence: float = 0.95) -> tuple[float, float]:
+    """The two-sided interval of a rate; (0, 1) without trials."""
+    if not 0 < confidence < 1 or not 0 <= successes <= trials * (1 + 1e-12):
+        raise ValueError(f"successes={successes}, trials={trials}, confidence={confidence}: not a binomial count")
+    half = (1 - confidence) / 2
+    return lower_limit(min(successes, trials), trials, half), upper_limit(successes, trials, half)
+
+
+def chance_of_at_least(successes: Any, trials: Any, rate: Any) -> Any:
+    """P(at least so many of independent trials of this rate)."""
+    return stats.binom.sf(np.asarray(successes) - 1, trials, rate)
+
+
+def chance_of_at_most(successes: Any, trials: Any, rate: Any) -> Any:
+    """P(at most so many of independent trials of this rate)."""
+    return stats.binom.cdf(successes, trials, rate)
+
+
+def chance_of_exactly(successes: Any, trials: Any, rate: Any) -> Any:
+    """P(so many of independent trials of this rate)."""
+    return stats.binom.pmf(successes, trials, rate)
+
+
+def binomial_p_value(successes: int, trials: int, rate: float) -> float:
+    """Two-sided: of a count so unlikely, or more so, at this rate."""
+    return float(stats.binomtest(successes, trials, rate).pvalue)
+
+
+def shared_confidence(confidence: float, tests: int) -> float:
+    """The confidence of each of so many tests, all of which hold together at ``confidence`` (Bonferroni)."""
+    return 1 - (1 - confidence) / tests
+
+
+def largest_refuted(refuted: Callable[[float], bool], *, steps: int = 40, limit: float = 1e4) -> float:
+    """The largest value, up to rounding downwards, that a test refutes; 0 where it does not refute 0.
+
+    refuted: value -> bool, true below some point and false above it; values above ``limit`` are not tried.
+    """
+    if not refuted(0.0):
+        return 0.0
+    low, high = 0.0, 1.0
+    while refuted(high):
+        low, high = high, 2 * high
+        if low >= limit:
+            return low
+    return bisect_refuted(refuted, low, high, steps)
+
+
+def bisect_refuted(refuted: Callable[[float], bool], low: float, high: float, steps: int) -> float:
+    """The lower end, after so many halvings, of the interval in which a test that refutes ``low`` ceases to refute."""
+    for _ in range(steps):
+        middle = (low + high) / 2
+        low, high = (middle, high) if refuted(middle) else (low, middle)
+    return low
+
+
+def check_levels(delta: float, confidence: float) -> None:
+    """Raises ValueError outside 0 <= delta < 1 and 0 < confidence < 1."""
+    if not 0 <= delta < 1:
+        raise ValueError(f"delta={delta}: a number in [0, 1) is needed")
+    if not 0 < confidence < 1:
+        raise ValueError(f"confidence={confidence}: a number in (0, 1) is needed")
+
+
+def check_confusion_counts(tp: int, fn: int, fp: int, tn: int) -> None:
+    """Raises ValueError for anything but whole numbers with a member and a non-member among them."""
+    counts = {"tp": tp, "fn": fn, "fp": fp, "tn": tn}
+    for name, value in counts.items():
+        if not value >= 0 or value != int(value):
+            raise ValueError(f"{name}={value}: a whole number of at least 0 is needed")
+    if tp + fn == 0 or fp + tn == 0:
+        raise ValueError(f"{counts}: at least one member and one non-member are needed")
