@@ -10,7 +10,7 @@ For a class of your own, which a yaml file names in ``_target_`` (README, "Add a
 
 - a method inherits from ``Method``, or from ``FedAvg`` where it averages models; it hands ``Artifact`` values to the
   channel, reads ``Records`` from a ``Shard``, and draws from the ``Keys`` of its ``ClientContext``; ``FedAvg``'s hooks
-  speak of a ``ClientRound`` and of what was ``Trained`` in it. ``check_method`` tries it out, in a test for instance;
+  speak of a ``ClientRound`` and of what was ``Trained`` in it. ``AuditHooks`` tell audits more. ``check_method`` tries it out, in a test for instance;
 - a mechanism inherits from ``Mechanism`` and returns an ``Output``; ``Noise`` is its only randomness, and ``Lattice``
   adds it so that low bits tell nothing;
 - an attack inherits from ``Attack``, or from ``MembershipAttack`` where it scores records: it turns a ``View`` into
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from privdd.external.runner import audit_model, audit_synthetic
     from privdd.federated.aggregation import average
     from privdd.federated.channel import ClientContext
-    from privdd.federated.method import Method
+    from privdd.federated.method import AuditHooks, Method
     from privdd.methods.fedavg import FedAvg
     from privdd.models import ModelSpec, build, initial
     from privdd.privacy.claims import Claim
@@ -89,7 +89,7 @@ _BY_MODULE = {  # name:other where it is called ``other`` there
     "privdd.data.dataset": "Dataset",
     "privdd.federated.aggregation": "average",
     "privdd.federated.channel": "ClientContext",
-    "privdd.federated.method": "Method",
+    "privdd.federated.method": "AuditHooks Method",
     "privdd.methods.fedavg": "FedAvg",
     "privdd.models": "ModelSpec build initial",
     "privdd.privacy.claims": "Claim",
@@ -110,7 +110,7 @@ PUBLIC: Mapping[str, tuple[str, str]] = {  # name -> its module, and what it is 
 }
 
 __all__ = [
-    "Adversary", "Artifact", "Attack", "BrokenContract", "Capture", "Checked", "Claim", "ClientContext", "ClientRound", "Dataset",
+    "Adversary", "Artifact", "Attack", "AuditHooks", "BrokenContract", "Capture", "Checked", "Claim", "ClientContext", "ClientRound", "Dataset",
     "Evidence", "Family", "FedAvg", "Finding", "Findings", "Keys", "Knowledge", "Lattice", "Ledger", "LossThreshold",
     "Mechanism", "MembershipAttack", "Method", "ModelSpec", "Naming", "Noise", "Output", "Problem", "Received", "Records", "RunRecord", "Shard",
     "State", "Surface", "Tensors", "Trained", "Truth", "Upload", "View", "Worlds", "assert_private", "audit", "audit_model", "audit_synthetic", "average",

@@ -211,17 +211,17 @@ class AdversaryView:
 
     @cached_property
     def model(self) -> nn.Module | None:
-        model = self.method.classifier(self.problem)
+        model = self.method.audit_hooks.classifier(self.problem)
         return None if model is None else model.to(self.candidates.x.device).eval()
 
     @cached_property
     def broadcast_state(self) -> State | None:
         """The classifier as the server sent it, where one was sent."""
-        return self._complete_state(self.method.sent_state(self.snapshot.broadcast))
+        return self._complete_state(self.method.audit_hooks.sent_state(self.snapshot.broadcast))
 
     def state_of_upload(self, name: str, value: Tensors) -> State | None:
         """The classifier that an upload implies, complete, or None."""
-        return self._complete_state(self.method.model_state(name, value, self.snapshot.broadcast))
+        return self._complete_state(self.method.audit_hooks.model_state(name, value, self.snapshot.broadcast))
 
     def _complete_state(self, state: State | None) -> State | None:
         if state is None or self.model is None:
@@ -385,4 +385,4 @@ def method_maps(
     method: Method, snapshot: Snapshot, memory: State, problem: Problem
 ) -> dict[str, Callable[[Tensor], Tensor]]:
     """The maps from records to what is shared that a method names, {} where it names none."""
-    return dict(method.maps(snapshot.broadcast, memory, problem))
+    return dict(method.audit_hooks.maps(snapshot.broadcast, memory, problem))

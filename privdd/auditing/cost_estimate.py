@@ -75,7 +75,7 @@ def _artifact_bytes(experiment: Experiment) -> int:
     sent = sum(
         capture.is_kept(plan, t, Received(client, t, {}), each)
         for t in range(plan.method.rounds)
-        if plan.method.phase(t) == "train"
+        if plan.method.audit_hooks.phase(t) == "train"
         for client in uploading_clients(plan, t)
     )
     return each * sent
@@ -116,14 +116,14 @@ def worker_process_count(engine: Engine) -> int:
 
 def _model_numbers(experiment: Experiment) -> int:
     """Numbers in the classifier that travels."""
-    model = experiment.plan.method.classifier(experiment.plan.problem)
+    model = experiment.plan.method.audit_hooks.classifier(experiment.plan.problem)
     return 0 if model is None else sum(t.numel() for t in model.state_dict().values())
 
 
 def _image_numbers(experiment: Experiment) -> int:
     """Numbers in one client's synthetic images."""
     plan = experiment.plan
-    return plan.method.images_per_class() * plan.problem.classes * math.prod(plan.problem.shape)
+    return plan.method.audit_hooks.images_per_class() * plan.problem.classes * math.prod(plan.problem.shape)
 
 
 def check_resources(experiment: Experiment, folder: Path, *, force: bool) -> None:
@@ -259,11 +259,11 @@ class RoundCost:
         """Of one replay of the whole federation: its last rounds, so many (0: all)."""
         rounds = range(whole.method.rounds)[-last:] if last else range(whole.method.rounds)
         return self.closing + sum(
-            self._seconds_each(whole, whole.method.phase(t)) * len(whole.participants(t)) for t in rounds
+            self._seconds_each(whole, whole.method.audit_hooks.phase(t)) * len(whole.participants(t)) for t in rounds
         )
 
     def _seconds_each(self, plan: Plan, phase: str) -> float:
-        return self.first if phase == plan.method.phase(0) else self.later
+        return self.first if phase == plan.method.audit_hooks.phase(0) else self.later
 
 
 def measure_round_cost(
@@ -271,7 +271,7 @@ def measure_round_cost(
 ) -> RoundCost:
     """once: CPU seconds of training ``small``; again: those of the first round of a plan (default: it is run)."""
     again = again or (lambda plan: _time_first_round(plan, small))
-    clients = count_client_rounds(small.plan, small.plan.method.phase(0))
+    clients = count_client_rounds(small.plan, small.plan.method.audit_hooks.phase(0))
     others = count_client_rounds(small.plan) - clients
     usual = again(replace(small.plan, method=whole.plan.method))
     if others:  # the last round is of another phase, and has not been timed by itself
@@ -297,7 +297,7 @@ def count_client_rounds(plan: Plan, phase: str | None = None) -> int:
 def _client_rounds_by_phase(plan: Plan) -> dict[str, int]:
     found: dict[str, int] = {}
     for t in range(plan.method.rounds):
-        phase = plan.method.phase(t)
+        phase = plan.method.audit_hooks.phase(t)
         found[phase] = found.get(phase, 0) + len(plan.participants(t))
     return found
 
@@ -380,7 +380,7 @@ def _replay_seconds(audited: AuditResult, small: Experiment) -> float:
         for stage in shadow_trainings_at(
             scene, whole, RunFolder(Path(folder)), {t: (t,) for t in audited.training}
         ).values():
-            batched = scene.plan.method.shares_work
+            batched = scene.plan.method.audit_hooks.shares_work
             worlds = stage.replay_groups[0] if batched else range(1, 2)
             task = stage.replay_task(worlds, batched=batched)
             task.run()
@@ -425,7 +425,7 @@ def _seconds_by_attack(audited: AuditResult, family: Family | None = None) -> di
 
 def count_replayed_rounds(plan: Plan, most: int) -> int:
     """Rounds that are replayed: of each phase at most ``most``, of those that are kept."""
-    phases = [plan.method.phase(t) for t in range(plan.method.rounds)]
+    phases = [plan.method.audit_hooks.phase(t) for t in range(plan.method.rounds)]
     return sum(min(most, SNAPSHOTS_PER_PHASE, phases.count(phase)) for phase in set(phases))
 
 
@@ -481,13 +481,13 @@ class UnitCost:
 
     def round_seconds(self, plan: Plan, phase: str, size: int) -> float:
         """Of one client's round in a phase: the first as it was timed, others by their steps."""
-        if phase == plan.method.phase(0):
+        if phase == plan.method.audit_hooks.phase(0):
             return self.round
         return self.step * _local_steps(plan, size)
 
 
 def _local_steps(plan: Plan, size: int) -> int:
-    return max(int(plan.method.settings(size).get("local_steps") or 1), 1)
+    return max(int(plan.method.audit_hooks.settings(size).get("local_steps") or 1), 1)
 
 
 def describe_estimate(experiment: Experiment, searches: Iterable[int]) -> str:
@@ -514,7 +514,7 @@ def time_unit_costs(experiment: Experiment) -> UnitCost:
     with torch_threads(experiment.engine.threads), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the run itself warns
         took, memory = _time_client_round(experiment, broadcast)
-        project = plan.method.maps(broadcast, memory, plan.problem).get("projection", lambda x: x)
+        project = plan.method.audit_hooks.maps(broadcast, memory, plan.problem).get("projection", lambda x: x)
         return UnitCost(took, _time_training_step(experiment, took, project))
 
 
@@ -539,11 +539,11 @@ def _time_training_step(experiment: Experiment, round: float, project: Images) -
     project: from records to what the classifier reads.
     """
     plan, records = experiment.plan, experiment.shards[experiment.plan.victim].train
-    model = plan.method.classifier(plan.problem)
+    model = plan.method.audit_hooks.classifier(plan.problem)
     if model is None or not len(records):
         return round / _local_steps(plan, len(records))
     model = to_device(model, plan.problem.device).requires_grad_()
-    batch = slice(int(plan.method.settings(len(records)).get("batch_size") or 16))
+    batch = slice(int(plan.method.audit_hooks.settings(len(records)).get("batch_size") or 16))
     x, y = to_device((project(records.x[batch]), records.y[batch]), plan.problem.device)
     for _ in range(2):
         began = time.process_time()
@@ -559,13 +559,17 @@ def count_replays(experiment: Experiment) -> tuple[int, int, float]:
     closed = experiment.privacy.unit == "record" and is_closed_form(plan)  # if an attack reads it, as one of "all" does
     worlds = min(audit.worlds, audit.processed_worlds if closed else audit.worlds)
     federations = min(audit.federations, audit.processed_federations if closed else audit.federations)
-    return worlds, federations, SHARED_REPLAY_SHARE if plan.method.shares_work and not plan.mechanisms else 1.0
+    return (
+        worlds,
+        federations,
+        SHARED_REPLAY_SHARE if plan.method.audit_hooks.shares_work and not plan.mechanisms else 1.0,
+    )
 
 
 def estimate_cost(experiment: Experiment, unit: UnitCost, searches: Iterable[int]) -> CostEstimate:
     """The price at these costs of a client's work."""
     plan, audit, size = experiment.plan, experiment.audit_settings, len(experiment.shards[experiment.plan.victim].train)
-    phases = [plan.method.phase(t) for t in range(plan.method.rounds)]
+    phases = [plan.method.audit_hooks.phase(t) for t in range(plan.method.rounds)]
     cost = {phase: unit.round_seconds(plan, phase, size) for phase in phases}
     one = sum(cost[phase] * min(audit.rounds, SNAPSHOTS_PER_PHASE, phases.count(phase)) for phase in cost)
     attacks = [STEPS_PER_SEARCH_STEP * unit.step * length for length in searches]
@@ -629,7 +633,7 @@ def probe_seconds(whole: Experiment, worlds: int, rounds: RoundTimings, step: fl
     """
     plan, firsts = whole.plan, dict[str, RoundTiming]()
     for t, one in rounds.timed.items():
-        firsts.setdefault(plan.method.phase(t), one)
+        firsts.setdefault(plan.method.audit_hooks.phase(t), one)
     trained = [one.seconds_for(len(whole.shards)) for one in (*firsts.values(), *2 * [rounds.timed[min(rounds.timed)]])]
     replays = (worlds + 1) * count_replays(whole)[2] * sum(one.victim for one in firsts.values())
     return (
@@ -646,7 +650,7 @@ def _seconds_of_replay(whole: Experiment, rounds: RoundTimings) -> float:
     if rounds.chained:
         return sum(rounds.timing_of(plan, t).victim for t in range(plan.method.rounds))
     for t in range(plan.method.rounds):
-        phases.setdefault(plan.method.phase(t), []).append(rounds.timing_of(plan, t).victim)
+        phases.setdefault(plan.method.audit_hooks.phase(t), []).append(rounds.timing_of(plan, t).victim)
     return sum(
         sum(took) / len(took) * min(whole.audit_settings.rounds, SNAPSHOTS_PER_PHASE, len(took))
         for took in phases.values()

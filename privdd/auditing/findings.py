@@ -124,7 +124,12 @@ def public_information(experiment: Experiment, ledger: Ledger) -> list[dict[str,
         *_describe_shapes(ledger),
         *_describe_relation(experiment),
     ]
-    found += [("accuracy", PERSONAL_ACCURACY_NOTE if plan.method.accuracy_kind == "personal" else GLOBAL_ACCURACY_NOTE)]
+    found += [
+        (
+            "accuracy",
+            PERSONAL_ACCURACY_NOTE if plan.method.audit_hooks.accuracy_kind == "personal" else GLOBAL_ACCURACY_NOTE,
+        )
+    ]
     found += [("audit", AUDIT_NOTE)] if experiment.auditing is not None else []
     return [{"what": what, "value": value[:1000]} for what, value in found]
 
@@ -221,7 +226,7 @@ MEASURE_KEYS = {"auc", "psnr", "label_accuracy", "identified", "epsilon_measured
 
 def paper_claims_of(experiment: Experiment) -> list[Claim]:
     """The theorems printed in the method's paper, evaluated for this run."""
-    return experiment.plan.method.claims(experiment.plan, experiment.shards)
+    return experiment.plan.method.audit_hooks.claims(experiment.plan, experiment.shards)
 
 
 def findings_json(audited: AuditResult) -> dict[str, Any]:
@@ -271,7 +276,7 @@ def _utility_json(experiment: Experiment, progress: Progress) -> dict[str, Any]:
     clients = experiment.plan.problem.clients
     return {
         "accuracy": progress.accuracy[-1],
-        "accuracy_kind": experiment.plan.method.accuracy_kind,
+        "accuracy_kind": experiment.plan.method.audit_hooks.accuracy_kind,
         "accuracy_by_round": list(progress.accuracy),
         **({} if progress.diverged is None else {"diverged": progress.diverged}),
         "uploaded_bytes_per_client": bytes_per_client(progress.uploaded, clients),
@@ -343,7 +348,7 @@ def stated_epsilons(experiment: Experiment, ledger: Ledger) -> dict[str, float]:
     promised = {
         s: min(epsilon_by_accountant(ledger, [s]).values()) for s in dict.fromkeys(r.surface for r in ledger.releases)
     }
-    promised |= experiment.plan.method.stated(experiment.plan, experiment.shards)
+    promised |= experiment.plan.method.audit_hooks.stated(experiment.plan, experiment.shards)
     return {s: e for s, e in promised.items() if math.isfinite(e)}
 
 

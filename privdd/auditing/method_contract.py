@@ -153,7 +153,7 @@ def _local_faults(trial: CheckedRound, other: Shard) -> Iterator[str]:
     if not _is_equal(before, _copy_arguments(trial)):
         yield f"local, round {round}: changes its arguments in place"
     ctx = trial.plan.client_context(round, 0)
-    if not _is_equal(kept, method.recall(method.broadcast(trial.server), trial.memory, trial.shard, ctx)):
+    if not _is_equal(kept, method.audit_hooks.recall(method.broadcast(trial.server), trial.memory, trial.shard, ctx)):
         yield f"recall, round {round}: keeps something else than local"
     yield from _batched_faults(trial, sent, kept)
     yield from _interference_faults(trial, other)
@@ -167,7 +167,9 @@ def _copy_arguments(trial: CheckedRound) -> State:
 def _batched_faults(trial: CheckedRound, sent: Upload, kept: State) -> Iterator[str]:
     contexts = [trial.plan.client_context(trial.round, 0) for _ in range(2)]
     method = trial.plan.method
-    found = method.local_batched(method.broadcast(trial.server), [trial.memory] * 2, [trial.shard] * 2, contexts)
+    found = method.audit_hooks.local_batched(
+        method.broadcast(trial.server), [trial.memory] * 2, [trial.shard] * 2, contexts
+    )
     for upload, memory in found or ():
         close = upload.keys() == sent.keys() and all(
             _is_equal(upload[name].value, a.value, 1e-4) for name, a in sent.items()
@@ -195,7 +197,7 @@ def _signal_faults(
     plan: Plan, round: int, server: State, memory: State, sent: Received, shards: Sequence[Shard]
 ) -> Iterator[str]:
     broadcast = plan.method.broadcast(server)
-    snapshot = Snapshot(round, broadcast, memory, sent.values, plan.method.phase(round))
+    snapshot = Snapshot(round, broadcast, memory, sent.values, plan.method.audit_hooks.phase(round))
     lens = AdversaryView(plan.method, plan.problem, snapshot, shards[0].train, shards[1].train, memory, frozenset(), {})
     try:
         signals = extract_signals(lens, sent.values)

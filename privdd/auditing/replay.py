@@ -178,7 +178,9 @@ def memory_after_round(plan: Plan, snapshot: Snapshot, memory: State, shard: Sha
 
     A method that defines ``recall`` gets by without computing an upload that nobody reads.
     """
-    return plan.method.recall(snapshot.broadcast, memory, shard, plan.client_context(snapshot.round, plan.victim))
+    return plan.method.audit_hooks.recall(
+        snapshot.broadcast, memory, shard, plan.client_context(snapshot.round, plan.victim)
+    )
 
 
 ResultsByRound = dict[int, tuple[Upload, ClientContext]]  # round -> what the client made of it
@@ -248,7 +250,7 @@ class ClientReplay:
         memories: list[State] = [{} for _ in plans]
         for snapshot in self.chain:
             contexts = [replay_context(plan, snapshot.round) for plan in plans]
-            found = self.plan.method.local_batched(snapshot.broadcast, memories, shards, contexts)
+            found = self.plan.method.audit_hooks.local_batched(snapshot.broadcast, memories, shards, contexts)
             if found is None:
                 return None
             memories = [memory for _, memory in found]
@@ -261,7 +263,7 @@ class ClientReplay:
 def round_chain(plan: Plan, snapshots: Mapping[int, Snapshot], round: int) -> tuple[Snapshot, ...]:
     """The rounds that a replay of ``round`` must run: only that round if the client remembers nothing."""
     target = snapshots[round]
-    if not plan.method.remembers(round, target.memory):
+    if not plan.method.audit_hooks.remembers(round, target.memory):
         return (target,)
     return tuple(snapshots[t] for t in sorted(snapshots) if t <= round)
 

@@ -114,16 +114,18 @@ class ShadowTraining:
     @cached_property
     def replay_groups(self) -> list[range]:
         """The worlds of each batched replay."""
-        return group_replays(len(self.game.masks), self.plan.method.worlds_per_pass)
+        return group_replays(len(self.game.masks), self.plan.method.audit_hooks.worlds_per_pass)
 
     @cached_property
     def training_choice(self) -> TrainingChoice:
         """How the worlds are replayed; stored in the run folder, so that a resumed run does the same."""
-        if self.like is not None and not self.plan.method.shares_work:  # a method that shares work has no choice
+        if (
+            self.like is not None and not self.plan.method.audit_hooks.shares_work
+        ):  # a method that shares work has no choice
             return self.like.training_choice
-        if self.plan.method.shares_work and len(self._read_cached(self._cache_folder(), self._real_signals)) == len(
-            self.game.masks
-        ):
+        if self.plan.method.audit_hooks.shares_work and len(
+            self._read_cached(self._cache_folder(), self._real_signals)
+        ) == len(self.game.masks):
             return TrainingChoice("loop", "nothing to replay: all shadow models are kept from an earlier start")
         record = self.folder.path / "worlds" / f"{self._cache_key(self.config)}.json"
         with torch_threads(self.engine.threads):
@@ -133,7 +135,7 @@ class ShadowTraining:
         """One world against a group, to be timed before choosing between them."""
         plan, group = self.plan, self.replay_groups[0] if self.replay_groups else range(0)
         records = len(self.game.shard_of_replay(self.shard, group[0]).train) if group else 0
-        settings = plan.method.settings(records)
+        settings = plan.method.audit_hooks.settings(records)
         steps = settings.get("local_steps")
         return SpeedTrial(
             alone=self.replay_task(group[:1], batched=False).run,
@@ -144,7 +146,7 @@ class ShadowTraining:
             steps=None if steps is None else int(steps) * len(self.round_chain),
             key=speed_key(plan.method, plan.problem, settings, records, len(group)),
             device=plan.problem.device,
-            always=plan.method.shares_work,
+            always=plan.method.audit_hooks.shares_work,
         )
 
     @cached_property
@@ -182,7 +184,7 @@ class ShadowTraining:
         """ "surface|signal" -> (K, n, ...); world 0 is read off what was really sent."""
         batched = self.training_choice.training == "vectorised"
         # batched and looped replays may round differently, so they are cached apart, unless the method always batches
-        place = self._cache_folder(apart=batched and not self.plan.method.shares_work)
+        place = self._cache_folder(apart=batched and not self.plan.method.audit_hooks.shares_work)
         real = self._real_signals
         found = self._read_cached(place, real)
         if 0 not in found:

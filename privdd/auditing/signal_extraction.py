@@ -108,7 +108,7 @@ def _feature_signals(
     lens: AdversaryView, name: str, value: Tensors, values: Mapping[str, Tensors]
 ) -> Mapping[str, Tensor]:
     """Matched filter: is some released row this record's own feature plus noise? Labels travel along."""
-    maps = lens.method.maps(lens.snapshot.broadcast, lens.memory, lens.problem)
+    maps = lens.method.audit_hooks.maps(lens.snapshot.broadcast, lens.memory, lens.problem)
     clean = maps["feature"](lens.candidates.x).flatten(1)
     rows, labels = value["x"].flatten(1), values["labels"]["y"]
     stds = lens.noise.get("noise_stds") or [float(lens.noise.get("std") or 1e-3)] * int(lens.noise.get("copies", 1))
@@ -258,7 +258,7 @@ def _statistics_signals(
 
 def _record_loss_signal(lens: AdversaryView, name: str, value: Tensors) -> Mapping[str, Tensor]:
     """By the method's own loss, where an upload implies no classifier."""
-    loss = lens.method.record_loss(name, value, lens.snapshot.broadcast, lens.problem)
+    loss = lens.method.audit_hooks.record_loss(name, value, lens.snapshot.broadcast, lens.problem)
     if loss is None:
         raise UnreadableUpload(lens.method, name, "classifier, sent_state and model_state, or record_loss")
     return {"loss": -loss(lens.candidates.x, lens.candidates.y)}

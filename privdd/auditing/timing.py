@@ -129,7 +129,7 @@ def speed_key(method: Method, problem: Problem, settings: Mapping[str, Any], rec
     """A key of everything that the speed of the two ways depends on."""
     parts = [
         f"torch {torch.__version__}", problem.device, f"{torch.get_num_threads()} threads", f"{os.cpu_count()} cores",
-        type(method).__name__, " ".join(repr(method.classifier(problem)).split()), f"shape {problem.shape}",
+        type(method).__name__, " ".join(repr(method.audit_hooks.classifier(problem)).split()), f"shape {problem.shape}",
         f"batch {min(int(settings.get('batch_size', records)), records)}",
         f"momentum {bool(settings.get('momentum'))}", f"{group} worlds",
     ]  # fmt: skip
@@ -369,7 +369,7 @@ class RoundTimings:
     def timing_of(self, plan: Plan, t: int) -> RoundTiming:
         """A round's cost: its own, or that of the latest of its kind that was timed, else of the latest at all."""
         known = [s for s in self.timed if s <= t] or [min(self.timed)]
-        alike = [s for s in known if plan.method.workload(s) == plan.method.workload(t)]
+        alike = [s for s in known if plan.method.audit_hooks.workload(s) == plan.method.audit_hooks.workload(t)]
         return self.timed[max(alike or known)] if t not in self.timed else self.timed[t]
 
 
@@ -381,7 +381,7 @@ def rounds_to_time(plan: Plan) -> dict[int, bool]:
     found: dict[str, list[int]] = {}
     taken = [t for t in range(plan.method.rounds) if plan.participants(t)]
     for t in taken:
-        found.setdefault(plan.method.workload(t), []).append(t)
+        found.setdefault(plan.method.audit_hooks.workload(t), []).append(t)
     more = {t: False for of in found.values() for t in of[1:2]} | {taken[-1]: False}
     return dict(sorted((more | {of[0]: True for of in found.values()}).items()))
 
@@ -403,8 +403,8 @@ def time_rounds(experiment: Experiment, say: Callable[[str], None]) -> RoundTimi
             except RoundTooLong:
                 timed[t] = RoundTiming(MAX_ROUND_SECONDS, MAX_ROUND_SECONDS, 0.0)
                 return RoundTimings(timed, opening, part.left, engine.share[0], least=True)
-            say(f"round {t + 1} of {plan.method.rounds}, {plan.method.phase(t)}")
-    chained = any(plan.method.remembers(t, progress.memories.get(plan.victim, {})) for t in timed)
+            say(f"round {t + 1} of {plan.method.rounds}, {plan.method.audit_hooks.phase(t)}")
+    chained = any(plan.method.audit_hooks.remembers(t, progress.memories.get(plan.victim, {})) for t in timed)
     return RoundTimings(timed, opening, part.left, engine.share[0], chained=chained)
 
 
@@ -436,6 +436,6 @@ def _time_accuracy(experiment: Experiment, progress: Progress) -> float:
     began = time.process_time()
     measure_accuracy(experiment.plan, progress, test.take(list(range(min(TIMED_TEST_IMAGES, len(test))))), few)
     took = time.process_time() - began
-    if experiment.plan.method.accuracy_kind == "global":
+    if experiment.plan.method.audit_hooks.accuracy_kind == "global":
         return took * max(1.0, len(test) / TIMED_TEST_IMAGES)
     return took * sum(len(shard.test) for shard in shards) / max(len(few[0].test), 1)

@@ -67,7 +67,7 @@ class FinishedRun:
         snapshot = self.progress.snapshots[round]
         waived = frozenset(self.experiment.auditing.waive if self.experiment.auditing else ())
         plan, candidates = self.plan, self.game.audited_records
-        noise, opening = feature_noise_constants(plan), plan.method.opening(plan.problem, plan.keys.seed)
+        noise, opening = feature_noise_constants(plan), plan.method.audit_hooks.opening(plan.problem, plan.keys.seed)
         return AdversaryView(
             plan.method,
             plan.problem,
@@ -90,7 +90,7 @@ class FinishedRun:
             out.x,
             out.y,
             counts,
-            self.plan.method.stand_ins(memory, self.plan.problem),
+            self.plan.method.audit_hooks.stand_ins(memory, self.plan.problem),
             self._rows_of_records(self.shard),
         )
 
@@ -119,7 +119,7 @@ class FinishedRun:
 
     def _rows_of_records(self, shard: Shard) -> Tensor | None:
         """Where each record's row stands in a release of one row per record (ordered by id); None for any other release."""
-        if not self.plan.method.rows_are_records():
+        if not self.plan.method.audit_hooks.rows_are_records():
             return None
         ids = shard.train.ids if shard.nulls is None else torch.cat([shard.train.ids, shard.nulls.ids])
         return torch.searchsorted(ids.sort().values, shard.train.ids)
@@ -140,7 +140,7 @@ class FinishedRun:
             model.load_state_dict({k: v for k, v in lens.broadcast_state.items()}, strict=False)
         maps = method_maps(method, lens.snapshot, lens.snapshot.memory, problem)
         size = len(self.shard.train)
-        settings = {**method.settings(size), **self._noise_settings(), "batch_records": size}
+        settings = {**method.audit_hooks.settings(size), **self._noise_settings(), "batch_records": size}
         known = self.known_records(int(settings.get("broadcast_batch") or 64))
         return Knowledge(
             problem.shape, problem.classes, self.public_records.x, self.public_records.y, model, maps, settings, known
@@ -268,13 +268,13 @@ def describe_granted_knowledge(plan: Plan, view: View, family: Family) -> str:
     method = plan.method
     if plan.trust.is_summed and view.adversary in (Adversary.SERVER, Adversary.MALICIOUS_SERVER):
         return SUM_GRANTED if family == Family.MEMBERSHIP else SUM_NOT_GRANTED  # only replays hold the others' part
-    personal = method.accuracy_kind == "personal"
+    personal = method.audit_hooks.accuracy_kind == "personal"
     if view.surface == Surface.GLOBAL_MODEL and personal and family == Family.MEMBERSHIP:
         return (
             "the adversary is granted the audited client's own part of the model (kept by the client, never sent), "
             "without which the server's model predicts nothing"
         )
-    return method.grants(view.surface)
+    return method.audit_hooks.grants(view.surface)
 
 
 def single_record_view(scene: FinishedRun, round: int, records: Sequence[int]) -> tuple[View, Truth] | None:
@@ -294,7 +294,7 @@ def single_record_view(scene: FinishedRun, round: int, records: Sequence[int]) -
         alone = replace(scene.shard, train=scene.shard.train.take([at]))
         ctx = replay_context(replace(plan, keys=plan.keys.fold("probe", at)), round)
         upload, memory = plan.method.local(snapshot.broadcast, {}, alone, ctx)
-        virtual.append(plan.method.stand_ins(memory, plan.problem))
+        virtual.append(plan.method.audit_hooks.stand_ins(memory, plan.problem))
         sent = plan.channel.send({n: upload[n] for n in (*names, "buffers") if n in upload}, ctx)[0].values
         sent = uploads_seen_by_server(plan, round, sent, others)
         state = lens.state_of_upload(names[0], sent[names[0]])
@@ -304,7 +304,7 @@ def single_record_view(scene: FinishedRun, round: int, records: Sequence[int]) -
         captures.append(Capture(round, plan.victim, names[0], state, lens.broadcast_state))
     chosen = scene.shard.train.take(list(records))
     knowledge = scene.adversary_knowledge(round)
-    settings = {**knowledge.settings, **plan.method.settings(1), "batch_records": 1}
+    settings = {**knowledge.settings, **plan.method.audit_hooks.settings(1), "batch_records": 1}
     view = View(Surface.UPDATE, Adversary.SERVER, tuple(captures), replace(knowledge, settings=settings))
     counts = torch.bincount(chosen.y, minlength=scene.shard.classes)
     stand_ins = torch.cat([v for v in virtual if v is not None]) if any(v is not None for v in virtual) else None

@@ -179,7 +179,7 @@ def _check_device(device: str, method: Method, engine: Engine) -> None:
 
     from attacks.gpu import CUBLAS_WORKSPACE, DETERMINISTIC_WORKSPACES
 
-    if device != "cpu" and not method.on_gpu:
+    if device != "cpu" and not method.audit_hooks.on_gpu:
         raise BadConfig(f"device={device}: {type(method).__name__} computes on the CPU alone; leave device=cpu")
     if device != "cpu" and not torch.cuda.is_available():
         raise BadConfig(f"device={device}: allowed are cpu, and cuda where a GPU is present")

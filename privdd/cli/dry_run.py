@@ -47,7 +47,9 @@ def print_cost(config: DictConfig, path: Path) -> int:
     whole = build_experiment(copy.deepcopy(config))
     check_resources(whole, path, force=is_forced(config))
     _print_progress("timing a part of a few rounds")
-    small = _probe_config(config, whole.plan.method.worlds_per_pass if whole.plan.method.shares_work else 0)
+    small = _probe_config(
+        config, whole.plan.method.audit_hooks.worlds_per_pass if whole.plan.method.audit_hooks.shares_work else 0
+    )
     searches = lengths_of_used_searches(config, whole.plan.method, build_attacks(config))
     with deterministic_kernels(whole.run.device):  # the kernels of the run
         step, rounds = time_unit_costs(whole).step, _time_rounds(whole)  # in this order: the first makes all warm

@@ -260,7 +260,9 @@ def print_run_line(experiment: Any, path: Path) -> None:
     )
     if experiment.run.device != "cpu":
         rest = "the server's work, the signals that attacks read from replays, attacks that make images; all other attacks and what guarantee tests compare stay on the CPU"
-        print(f"privdd: on {experiment.run.device}: {experiment.plan.method.on_gpu}; {rest}", file=sys.stderr)
+        print(
+            f"privdd: on {experiment.run.device}: {experiment.plan.method.audit_hooks.on_gpu}; {rest}", file=sys.stderr
+        )
 
 
 # --- tracking ----------------------------------------------------------------------------------

@@ -171,5 +171,5 @@ def _load_snapshot(folder: RunFolder, plan: Plan, round: int) -> Snapshot:
         nest_values(unpack("broadcast", whole)),
         unpack("memory", whole),
         nest_values(unpack("sent", whole)),
-        plan.method.phase(round),
+        plan.method.audit_hooks.phase(round),
     )

@@ -34,7 +34,7 @@ def measure_accuracy(plan: Plan, progress: Progress, test: Records, shards: Sequ
         held = to_device(memory, device)
         return predict_in_batches(lambda part: method.predict(progress.server, held, part.to(device)), x).cpu()
 
-    if method.accuracy_kind == "global":
+    if method.audit_hooks.accuracy_kind == "global":
         return accuracy_of_logits(predict_logits(None, test.x), test.y)
     values = []
     for k, shard in enumerate(shards):

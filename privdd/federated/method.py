@@ -1,7 +1,8 @@
-"""The contract of a federated method: what it must define, and every hook that it may define.
+"""The contract of a federated method: sixteen hooks, four of which every method must define.
 
-A method holds hyper-parameters only: state is passed in and returned. The audit sees only what the hooks say, so
-every hook is declared here once, with its default, and an unknown public name is refused.
+A method holds hyper-parameters only: state is passed in and returned. What more an audit can be told (how a message is read,
+what is replayed and how fast) are ``AuditHooks``, which all have defaults. Every hook is declared here once, and an unknown
+public name is refused.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from torch import Tensor, nn
 
@@ -17,144 +18,31 @@ from attacks.types import Surface
 from attacks.validation import check_hook_names, declared_hooks
 from privdd.core.device import to_device
 from privdd.core.rng import Keys
-from privdd.core.types import Problem, Received, Shard, State, Tensors, Upload, Values, unpack
-from privdd.privacy.claims import Claim
+from privdd.core.types import Problem, Received, Shard, State, Tensors, Upload, Values, Work, unpack
+from privdd.federated.channel import ClientContext
+from privdd.privacy.claims import Claim, ClaimedRun
 from privdd.privacy.mechanism import Mechanism
 
 Images = Callable[[Tensor], Tensor]  # (b, c, h, w) -> (b, ...)
 
 
-class Method(ABC):
-    """A federated method. Subclasses are usually frozen dataclasses whose fields are their settings.
+class AuditHooks:
+    """What a method may tell an audit beyond ``Method``; a new method need not know them.
 
-    uploads: name -> surface of everything a client may send; broadcasts: name -> surface of everything
-    the server sends; rounds: how many rounds the whole method takes, phases included. A family of
-    methods may add hooks of its own: ``class FedAvg(Method, hooks=("loss",))``.
+    A method that has some inherits from this class too (``class FedAvg(Method, AuditHooks)``), or names another object of it
+    as its ``audit_hooks``.
     """
 
-    if TYPE_CHECKING:  # a class variable, a field or a property, as it suits the method
-
-        @property
-        def uploads(self) -> Mapping[str, Surface]: ...
-        @property
-        def broadcasts(self) -> Mapping[str, Surface]: ...
-        @property
-        def rounds(self) -> int: ...
-    else:
-        uploads: Mapping[str, Surface]
-        broadcasts: Mapping[str, Surface]
-        rounds: int
-
-    def __init_subclass__(cls, hooks: Sequence[str] = (), **more: Any) -> None:
+    def __init_subclass__(cls, **more: Any) -> None:
         super().__init_subclass__(**more)
-        cls._hooks = cls._hooks | frozenset(hooks)
-        check_hook_names(cls, "a method", cls._hooks)
-        for name in vars(cls).keys() & CLIENT_WORK:
-            setattr(cls, name, _run_at_device(vars(cls)[name]))
-        if all(getattr(cls, name) is not getattr(Method, name) for name in REQUIRED_HOOKS):
-            _check_declarations(cls)
+        if not issubclass(cls, Method):
+            check_hook_names(cls, "an audit", AUDIT_HOOKS)
+        _place_client_work(cls)
 
-    _hooks: ClassVar[frozenset[str]] = frozenset()
+    # what a message says of a record
 
-    # --- required ----------------------------------------------------------------------------------
-
-    @abstractmethod
-    def init(self, problem: Problem, keys: Keys) -> State:
-        """The server's state before the first round, from public ``keys`` alone."""
-
-    @abstractmethod
-    def local(self, broadcast: Values, memory: State, shard: Shard, ctx: Any) -> tuple[Upload, State]:
-        """One client's round: (what it hands to the channel, what it remembers).
-
-        ctx: ``privdd.federated.channel.ClientContext``, which has the client's random streams and mechanisms. All tensors
-        are on the problem's device; what is returned is brought back from there. No result of training may stay in a
-        cache of the process: a price comes before a run and trains for a moment only, and the run would read it.
-        """
-
-    @abstractmethod
-    def aggregate(self, server: State, inbox: Sequence[Received], keys: Keys) -> State:
-        """The server's state after a round."""
-
-    @abstractmethod
-    def predict(self, server: State, memory: State | None, x: Tensor) -> Tensor:
-        """Logits (n, C) of images (n, c, h, w); memory: a client's own, None for the global model."""
-
-    def broadcast(self, server: State) -> Values:
-        """What the server sends: the entries of its state below each declared name, where there are any."""
-        groups = {name: unpack(name, server) for name in self.broadcasts}
-        return {name: group for name, group in groups.items() if group}
-
-    def everyone(self, round: int) -> bool:
-        """Whether all clients take part in a round, whatever ``participation`` is: one that collects from each of them."""
-        return False
-
-    # --- privacy -----------------------------------------------------------------------------------
-
-    queries: ClassVar[Mapping[str, Surface]] = {}  # what goes through ``ctx.mechanism`` in local work: name -> surface
     visible_to: ClassVar[Mapping[str, tuple[str, ...]]] = {}  # upload -> adversaries; without an entry, the server
-
-    def spends(self, round: int, mechanisms: Mapping[str, Mechanism]) -> Mapping[str, int] | None:
-        """How often one client applies each mechanism in a round; None = unknown, so noise cannot be calibrated."""
-        return None
-
-    def check_mechanisms(self, mechanisms: Mapping[str, Mechanism]) -> None:
-        """Raises ValueError, before anything is computed, where the settings do not fit the mechanisms."""
-        return None  # they fit
-
-    def claims(self, plan: Any, shards: Sequence[Shard]) -> list[Claim]:
-        """The theorems printed in the method's paper, evaluated for this run."""
-        return []
-
-    def stated(self, plan: Any, shards: Sequence[Shard]) -> Mapping[str, float]:
-        """surface -> epsilon that the paper promises, where that differs from the ledger's total."""
-        return {}
-
-    def released(self, broadcast: Values, shard: Shard, ctx: Any) -> Upload:
-        """What ``local`` sends under a guarantee, without work that nothing sent depends on."""
-        return self.local(broadcast, {}, shard, ctx)[0]
-
-    def steps(self, broadcast: Values, shard: Shard, ctx: Any) -> Any:
-        """What everyone knows of a round's noised matching steps (``Steps``), None where there are none."""
-        return None
-
-    def released_through(self, mechanisms: Mapping[str, Mechanism], problem: Problem) -> Method:
-        """The same method as it trains where its uploads go through these mechanisms, whose noise it may have to know;
-        or refuses them: raises ValueError, one line, where it cannot work with them on this problem."""
-        return self
-
-    def adds_up(self, mechanisms: Mapping[str, Mechanism]) -> Literal["sum", "mean"] | None:
-        """What the server computes from, if it is the sum or the mean of all uploads, name by name and number by number.
-
-        Then secure aggregation may stand between (``privdd.federated.secure_aggregation``). Where there are mechanisms, an upload
-        must moreover be a linear function of their outputs, for their noise is dealt among the clients.
-        """
-        return None
-
-    def client_private(self) -> Method:
-        """The same method as client-level privacy needs it: it sends changes of the model, and no record counts."""
-        return self
-
-    # --- state -------------------------------------------------------------------------------------
-
     accuracy_kind: ClassVar[Literal["global", "personal"]] = "global"  # personal: each client's own model is measured
-
-    def remembers(self, round: int, memory: State) -> bool:
-        """Whether the upload of ``round`` depends on what the client kept, ``memory``, from earlier rounds."""
-        return bool(memory)
-
-    def recall(self, broadcast: Values, memory: State, shard: Shard, ctx: Any) -> State:
-        """What ``local`` would keep, without the work on an upload that nobody reads."""
-        return self.local(broadcast, memory, shard, ctx)[1]
-
-    def phase(self, round: int) -> str:
-        """Which part of the method a round belongs to; updates of the phase "train" are inverted."""
-        return "train"
-
-    def workload(self, round: int) -> str:
-        """A name that rounds of the same work share: a price times one of each."""
-        return self.phase(round)
-
-    # --- audit -------------------------------------------------------------------------------------
 
     def classifier(self, problem: Problem) -> nn.Module | None:
         """The architecture of the classifier whose parameters travel."""
@@ -202,33 +90,178 @@ class Method(ABC):
         """Synthetic examples a class in one upload."""
         return 1
 
-    def with_images_per_class(self, count: int) -> Self:
+    def with_images_per_class(self, count: int) -> Method:
         """The same method with ``count`` synthetic examples a class, where that is a setting."""
-        return self
+        return self._method
 
-    # --- speed -------------------------------------------------------------------------------------
+    # what is promised
+
+    def claims(self, plan: ClaimedRun, shards: Sequence[Shard]) -> list[Claim]:
+        """The theorems printed in the method's paper, evaluated for this run."""
+        return []
+
+    def stated(self, plan: ClaimedRun, shards: Sequence[Shard]) -> Mapping[str, float]:
+        """surface -> epsilon that the paper promises, where that differs from the ledger's total."""
+        return {}
+
+    def released(self, broadcast: Values, shard: Shard, ctx: ClientContext) -> Upload:
+        """What ``local`` sends under a guarantee, without work that nothing sent depends on."""
+        return self._method.local(broadcast, {}, shard, ctx)[0]
+
+    def steps(self, broadcast: Values, shard: Shard, ctx: ClientContext) -> Any:
+        """What everyone knows of a round's noised matching steps (``Steps``), None where there are none."""
+        return None
+
+    # replays of a client, each a shadow model
 
     worlds_per_pass: ClassVar[int] = 8  # client rounds in one call of ``local_batched``
-    on_gpu: ClassVar[str] = (
-        ""  # what ``device=cuda`` places on a GPU, in words; "" = nothing, and the setting is refused
-    )
     shares_work: ClassVar[bool] = False  # K rounds at once cost little more than one: always batched, without measuring
+    on_gpu: ClassVar[str] = ""  # what ``device=cuda`` places on a GPU, in words; "" = nothing: the setting is refused
+
+    def remembers(self, round: int, memory: State) -> bool:
+        """Whether the upload of ``round`` depends on what the client kept, ``memory``, from earlier rounds."""
+        return bool(memory)
+
+    def recall(self, broadcast: Values, memory: State, shard: Shard, ctx: ClientContext) -> State:
+        """What ``local`` would keep, without the work on an upload that nobody reads."""
+        return self._method.local(broadcast, memory, shard, ctx)[1]
+
+    def phase(self, round: int) -> str:
+        """Which part of the method a round belongs to; updates of the phase "train" are inverted."""
+        return "train"
+
+    def workload(self, round: int) -> str:
+        """A name that rounds of the same work share: a price times one of each."""
+        return self.phase(round)
 
     def local_batched(
-        self, broadcast: Values, memories: Sequence[State], shards: Sequence[Shard], contexts: Sequence[Any]
-    ) -> Sequence[tuple[Upload, State]] | None:
+        self, broadcast: Values, memories: Sequence[State], shards: Sequence[Shard], contexts: Sequence[ClientContext]
+    ) -> Sequence[Work] | None:
         """K calls of ``local`` at once (up to rounding), or None where this round has no such form.
 
-        Used to train many shadow models: the shards are of one client and differ by which records they hold; the
-        broadcast is the same. A method whose rounds share their random draws may take the first context's for all.
+        The shards are of one client and differ by which records they hold; the broadcast is the same. A method whose
+        rounds share their random draws may take the first context's for all.
         """
         return None
+
+    @property
+    def _method(self) -> Method:
+        """Whose hooks these are."""
+        if not isinstance(self, Method):
+            raise TypeError(f"{type(self).__name__}: hooks beside a method must define recall and released")
+        return self
+
+
+class Method(ABC):
+    """A federated method. Subclasses are usually frozen dataclasses whose fields are their settings.
+
+    uploads: name -> surface of everything a client may send; broadcasts: name -> surface of everything
+    the server sends; rounds: how many rounds the whole method takes, phases included. A family of
+    methods may add hooks of its own: ``class FedAvg(Method, AuditHooks, hooks=("loss",))``.
+    """
+
+    if TYPE_CHECKING:  # a class variable, a field or a property, as it suits the method
+
+        @property
+        def uploads(self) -> Mapping[str, Surface]: ...
+        @property
+        def broadcasts(self) -> Mapping[str, Surface]: ...
+        @property
+        def rounds(self) -> int: ...
+    else:
+        uploads: Mapping[str, Surface]
+        broadcasts: Mapping[str, Surface]
+        rounds: int
+
+    queries: ClassVar[Mapping[str, Surface]] = {}  # what goes through ``ctx.mechanism`` in local work: name -> surface
+
+    _hooks: ClassVar[frozenset[str]] = frozenset()
+
+    def __init_subclass__(cls, hooks: Sequence[str] = (), **more: Any) -> None:
+        super().__init_subclass__(**more)
+        cls._hooks = cls._hooks | frozenset(hooks)
+        check_hook_names(cls, "a method", cls._hooks)
+        _place_client_work(cls)
+        if all(getattr(cls, name) is not getattr(Method, name) for name in REQUIRED_HOOKS):
+            _check_declarations(cls)
+
+    @abstractmethod
+    def init(self, problem: Problem, keys: Keys) -> State:
+        """The server's state before the first round, from public ``keys`` alone."""
+
+    @abstractmethod
+    def local(self, broadcast: Values, memory: State, shard: Shard, ctx: ClientContext) -> Work:
+        """One client's round: (what it hands to the channel, what it remembers).
+
+        ctx: the client's random streams and mechanisms. All tensors
+        are on the problem's device; what is returned is brought back from there. No result of training may stay in a
+        cache of the process: a price comes before a run and trains for a moment only, and the run would read it.
+        """
+
+    @abstractmethod
+    def aggregate(self, server: State, inbox: Sequence[Received], keys: Keys) -> State:
+        """The server's state after a round."""
+
+    @abstractmethod
+    def predict(self, server: State, memory: State | None, x: Tensor) -> Tensor:
+        """Logits (n, C) of images (n, c, h, w); memory: a client's own, None for the global model."""
+
+    def broadcast(self, server: State) -> Values:
+        """What the server sends: the entries of its state below each declared name, where there are any."""
+        groups = {name: unpack(name, server) for name in self.broadcasts}
+        return {name: group for name, group in groups.items() if group}
+
+    def everyone(self, round: int) -> bool:
+        """Whether all clients take part in a round, whatever ``participation`` is: one that collects from each of them."""
+        return False
+
+    def spends(self, round: int, mechanisms: Mapping[str, Mechanism]) -> Mapping[str, int] | None:
+        """How often one client applies each mechanism in a round; None = unknown, so noise cannot be calibrated."""
+        return None
+
+    def check_mechanisms(self, mechanisms: Mapping[str, Mechanism]) -> None:
+        """Raises ValueError, before anything is computed, where the settings do not fit the mechanisms."""
+        return None  # they fit
+
+    def released_through(self, mechanisms: Mapping[str, Mechanism], problem: Problem) -> Method:
+        """The same method as it trains where its uploads go through these mechanisms, whose noise it may have to know;
+        or refuses them: raises ValueError, one line, where it cannot work with them on this problem."""
+        return self
+
+    def client_private(self) -> Method:
+        """The same method as client-level privacy needs it: it sends changes of the model, and no record counts."""
+        return self
+
+    def adds_up(self, mechanisms: Mapping[str, Mechanism]) -> Literal["sum", "mean"] | None:
+        """What the server computes from, if it is the sum or the mean of all uploads, name by name and number by number.
+
+        Then secure aggregation may stand between (``privdd.federated.secure_aggregation``). Where there are mechanisms, an upload
+        must moreover be a linear function of their outputs, for their noise is dealt among the clients.
+        """
+        return None
+
+    @property
+    def audit_hooks(self) -> AuditHooks:
+        """The method itself where it inherits from ``AuditHooks``; else those hooks that it defines by name, and defaults."""
+        return self if isinstance(self, AuditHooks) else _NamedHooks(self)
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Hooks of audits by the method itself, as earlier versions had them."""
+            if name in AUDIT_HOOKS:
+                return getattr(self.audit_hooks, name)
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
 
 DEVICE_MARK = "at_the_device"  # marks such work, so that it has one door
 CLIENT_WORK = {"local", "local_batched", "recall", "released"}  # what is handed tensors on the problem's device
 REQUIRED_HOOKS = ("init", "local", "aggregate", "predict")
-Method._hooks = declared_hooks(Method)
+
+
+def _place_client_work(cls: type) -> None:
+    for name in vars(cls).keys() & CLIENT_WORK:
+        setattr(cls, name, _run_at_device(vars(cls)[name]))
 
 
 def _check_declarations(cls: type) -> None:
@@ -249,7 +282,7 @@ def _run_at_device(work: Callable[..., Any]) -> Callable[..., Any]:
         return work
 
     @functools.wraps(work)
-    def run_at_device(self: Method, *given: Any) -> Any:
+    def run_at_device(self: object, *given: Any) -> Any:
         *held, context = given
         first = context[0] if isinstance(context, Sequence) else context
         there = to_device(held, first.problem.device)
@@ -261,5 +294,23 @@ def _run_at_device(work: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def overrides_hook(method: Method, hook: str) -> bool:
-    """Whether a method overrides a hook."""
-    return vars(Method).get(hook) is not getattr(type(method), hook)
+    """Whether a method overrides one of ``AuditHooks``."""
+    own = getattr(method.audit_hooks, hook)
+    return getattr(own, "__func__", own) is not vars(AuditHooks)[hook]
+
+
+AUDIT_HOOKS = declared_hooks(AuditHooks)
+Method._hooks = declared_hooks(Method) | AUDIT_HOOKS
+
+
+class _NamedHooks(AuditHooks):
+    """The hooks of a method that does not inherit from ``AuditHooks``, as methods of earlier versions do not."""
+
+    def __init__(self, method: Method) -> None:
+        self._named = method
+        known = {*dir(type(method)), *vars(method)}
+        vars(self).update({name: getattr(self._named, name) for name in AUDIT_HOOKS & known})
+
+    @property
+    def _method(self) -> Method:
+        return self._named

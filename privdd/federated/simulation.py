@@ -130,7 +130,7 @@ class Plan:
     @property
     def channel(self) -> Channel:
         outward = {name: m for name, m in self.mechanisms.items() if name in self.method.uploads}
-        return Channel(self.method.uploads, outward, self.method.visible_to)
+        return Channel(self.method.uploads, outward, self.method.audit_hooks.visible_to)
 
     @property
     def noise_stream(self) -> str:
@@ -304,7 +304,9 @@ def _replace_by_sum(
     rows = [ledger.releases[at] for at in ids]
     of = {name: [row.id for row in rows if row.name == name] for name in total.values}
     return [total], list(
-        ledger.append(sum_ledger_rows(total, plan.method.uploads, plan.method.visible_to, of), absolute=True)
+        ledger.append(
+            sum_ledger_rows(total, plan.method.uploads, plan.method.audit_hooks.visible_to, of), absolute=True
+        )
     )
 
 
@@ -362,8 +364,8 @@ def _update_snapshots(
     mine = [r for r in inbox if r.client == plan.victim or (in_sum and r.client == SUM_CLIENT)]
     if not mine:
         return dict(kept)
-    new = Snapshot(round, broadcast, memory, mine[0].values, plan.method.phase(round))
-    if plan.method.remembers(round, memory) or any(s.memory for s in kept.values()):
+    new = Snapshot(round, broadcast, memory, mine[0].values, plan.method.audit_hooks.phase(round))
+    if plan.method.audit_hooks.remembers(round, memory) or any(s.memory for s in kept.values()):
         return {**kept, round: new}
     alike = sorted(t for t, s in kept.items() if s.phase == new.phase and set(s.sent) == set(new.sent))
     left = select_spread_rounds([*alike, round], SNAPSHOTS_PER_PHASE)
@@ -384,7 +386,7 @@ MAX_NOISE_TO_SIGNAL = 2.0  # noise over signal, after all rounds, from which not
 def noise_to_signal(plan: Plan) -> tuple[float, int] | None:
     """(noise over signal after all rounds, clients of a round at which it would be ``MAX_NOISE_TO_SIGNAL``); None without such noise."""
     mechanism = plan.mechanisms.get("update")
-    network = plan.method.classifier(plan.problem)
+    network = plan.method.audit_hooks.classifier(plan.problem)
     if not isinstance(mechanism, ClientLevel) or network is None:
         return None
     numbers, clients = sum(p.numel() for p in network.parameters()), len(plan.asked_clients(0))

@@ -253,7 +253,7 @@ class GridEngine:
         Raises FederationFailed where one does not answer or keeps its accuracy to itself; what it tells that is no
         accuracy is left out of the mean under ``bad_reply=drop``.
         """
-        if plan.method.accuracy_kind == "global":
+        if plan.method.audit_hooks.accuracy_kind == "global":
             return measure_accuracy(plan, progress, test, shards)
         sent, group = flatten_values(plan.method.broadcast(progress.server)), str(progress.round)
         clients = sorted(progress.memories)

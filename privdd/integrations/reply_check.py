@@ -103,7 +103,7 @@ def rehearse_round(task: ClientTask) -> ExpectedReply:
 def made_up_shard(plan: Plan, client: int) -> Shard:
     """A few random images of every class."""
     problem = plan.problem
-    each = max(2, plan.method.images_per_class())
+    each = max(2, plan.method.audit_hooks.images_per_class())
     y = torch.tensor(problem.class_list).repeat_interleave(each)
     generator = plan.keys.fold("public", "rehearsal").torch()
     records = Records(torch.rand(len(y), *problem.shape, generator=generator), y, torch.arange(len(y)))
@@ -131,7 +131,7 @@ def _rehearsal_key(task: ClientTask) -> object:
     """What a reply's form may depend on; a method that does not say what it spends is rehearsed every round."""
     method, round = task.plan.method, task.round
     spends = method.spends(round, task.plan.mechanisms)
-    when = round if spends is None else (round == 0, method.phase(round), tuple(sorted(spends.items())))
+    when = round if spends is None else (round == 0, method.audit_hooks.phase(round), tuple(sorted(spends.items())))
     sent = tuple(sorted((name, tuple(tensor.shape)) for name, tensor in flatten_values(task.broadcast).items()))
     return when, sent, bool(task.memory)
 

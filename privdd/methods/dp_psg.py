@@ -27,7 +27,7 @@ from privdd.distillation.gradient_matching import (
 from privdd.distillation.initial_images import PUBLIC_STARTS, draw_public_start
 from privdd.distillation.private_matching import check_no_batch_norm
 from privdd.federated.channel import ClientContext
-from privdd.federated.method import Method
+from privdd.federated.method import AuditHooks, Method
 from privdd.models import ModelSpec, build, initial
 from privdd.models.build import build_skeleton
 from privdd.privacy.mechanism import Mechanism
@@ -36,7 +36,7 @@ from privdd.training.sgd import predict_logits
 
 
 @dataclass(frozen=True, kw_only=True)
-class DPPSG(Method):
+class DPPSG(Method, AuditHooks):
     """model: of the networks whose gradients are matched and of the server's; it must treat each image alone (no batch
     norm); generation: how images learn; ipc: images per class; start: what they start as; server: its training.
 

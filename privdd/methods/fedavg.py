@@ -15,7 +15,7 @@ from privdd.core.rng import Keys
 from privdd.core.types import Artifact, Problem, Received, Records, Shard, State, Tensors, Values, Work, pack, unpack
 from privdd.federated.aggregation import average, client_weights
 from privdd.federated.channel import ClientContext
-from privdd.federated.method import Method
+from privdd.federated.method import AuditHooks, Method
 from privdd.models import ModelSpec, build, initial
 from privdd.models.build import build_skeleton
 from privdd.privacy.mechanism import Mechanism
@@ -51,7 +51,9 @@ COMBINING_HOOKS = (
 
 @dataclass(frozen=True, kw_only=True)
 class FedAvg(
-    Method, hooks=("start", "loss", "correction", "outcome", "pseudo_gradient", "server_step", "sees_features")
+    Method,
+    AuditHooks,
+    hooks=("start", "loss", "correction", "outcome", "pseudo_gradient", "server_step", "sees_features"),
 ):
     """Each client trains the global model on its records; the server averages the results.
 
@@ -104,7 +106,7 @@ class FedAvg(
         nearest = next(base for base in cls.__mro__[1:] if issubclass(base, FedAvg))
         changed = any(getattr(cls, name) is not getattr(nearest, name) for name in TRAINING_HOOKS)
         if changed and "local_batched" not in vars(cls):
-            cls.local_batched = Method.local_batched  # type: ignore[method-assign]
+            cls.local_batched = AuditHooks.local_batched  # type: ignore[method-assign]
 
     def client_private(self) -> Self:
         """The same method as client-level privacy needs it: changes travel, record counts do not."""

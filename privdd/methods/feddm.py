@@ -53,17 +53,17 @@ from privdd.distillation.private_matching import (
 )
 from privdd.distillation.public_features import AlexNet, RandomCosine
 from privdd.federated.channel import ClientContext
-from privdd.federated.method import Method
+from privdd.federated.method import AuditHooks, Method
 from privdd.models import ModelSpec, build, initial
 from privdd.models.build import build_skeleton
-from privdd.privacy.claims import Claim, feddm_3_1, feddm_3_2, feddm_membership, matching_claims
+from privdd.privacy.claims import Claim, ClaimedRun, feddm_3_1, feddm_3_2, feddm_membership, matching_claims
 from privdd.privacy.mechanism import Mechanism
 from privdd.training.server import ServerTraining, ball_projected_loss, pool_uploads, train_on_records
 from privdd.training.sgd import predict_logits
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedDM(Method):
+class FedDM(Method, AuditHooks):
     """Images per class are matched in networks around the server's model, then pooled by the server.
 
     model: must treat each image alone (no batch norm); ipc: images per class; start: real | noise | smooth |
@@ -189,7 +189,7 @@ class FedDM(Method):
         """Whether a round's upload reads what the client kept."""
         return self.carry_over and round > 0
 
-    def claims(self, plan: Any, shards: Sequence[Shard]) -> list[Claim]:
+    def claims(self, plan: ClaimedRun, shards: Sequence[Shard]) -> list[Claim]:
         """Theorems 3.1 and 3.2 as printed, where the matching gradients are noised; what is said in words."""
         m, public = self.matching, self.start in PUBLIC_STARTS
         theorems = (feddm_3_2, feddm_3_1)

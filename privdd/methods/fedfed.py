@@ -48,10 +48,10 @@ from privdd.distillation.feature_split import (
 )
 from privdd.federated.aggregation import average, sort_by_client
 from privdd.federated.channel import ClientContext
-from privdd.federated.method import Method
+from privdd.federated.method import AuditHooks, Method
 from privdd.methods.fedavg import FedAvg
 from privdd.models import ModelSpec, initial
-from privdd.privacy.claims import FEATURE_THEOREMS, Claim, feature_run
+from privdd.privacy.claims import FEATURE_THEOREMS, Claim, ClaimedRun, feature_run
 from privdd.privacy.mechanism import Mechanism
 from privdd.training.sgd import split_state
 
@@ -60,7 +60,7 @@ UNSEEN = "its clients would not see the shared features; allowed are FedAvg, Fed
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedFed(Method):
+class FedFed(Method, AuditHooks):
     """base: the method of phase B; generator: q, or ModelSpec("zero") to share whole images; loss: weights of phase A.
 
     The noise on the released features, their bound rho and the number of copies belong to the mechanism set for the
@@ -251,7 +251,7 @@ class FedFed(Method):
             return self.base.spends(round, mechanisms)
         return {}
 
-    def claims(self, plan: Any, shards: Sequence[Shard]) -> list[Claim]:
+    def claims(self, plan: ClaimedRun, shards: Sequence[Shard]) -> list[Claim]:
         """The theorems on shared features, evaluated for this run's noise; R is the rounds that read the features."""
         if (mechanism := plan.mechanisms.get("features")) is None:
             return []

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from torch import Tensor
 
@@ -18,7 +18,7 @@ from privdd.distillation.private_matching import check_no_batch_norm
 from privdd.distillation.virtual_images import Distiller, images_in_memory, replace_by_images
 from privdd.federated.channel import ClientContext
 from privdd.methods.fedfed import FedFed
-from privdd.privacy.claims import Claim
+from privdd.privacy.claims import Claim, ClaimedRun
 from privdd.privacy.mechanism import Mechanism
 
 WHERE = ("everywhere", "training", "release")
@@ -81,7 +81,7 @@ class FedFedVirtual(FedFed):
         """FedFed's; unknown where rows are no records: no noise on them can be chosen by what a record may cost."""
         return super().spends(round, mechanisms) if self.rows_are_records() else None
 
-    def claims(self, plan: Any, shards: Sequence[Shard]) -> list[Claim]:
+    def claims(self, plan: ClaimedRun, shards: Sequence[Shard]) -> list[Claim]:
         """The paper's theorems where the features are those of records; it says nothing of images."""
         return super().claims(plan, shards) if self.rows_are_records() else []
 

@@ -32,17 +32,17 @@ from privdd.distillation.private_matching import check_no_batch_norm
 from privdd.distillation.virtual_images import VirtualImages, distil_cells, distil_protected, matching_stages
 from privdd.federated.aggregation import average, sort_by_client
 from privdd.federated.channel import ClientContext
-from privdd.federated.method import Method
+from privdd.federated.method import AuditHooks, Method
 from privdd.models import ModelSpec, build, initial
 from privdd.models.build import build_skeleton
-from privdd.privacy.claims import Claim, fedlgd_attacks, fedlgd_no_extra_leakage
+from privdd.privacy.claims import Claim, ClaimedRun, fedlgd_attacks, fedlgd_no_extra_leakage
 from privdd.privacy.mechanism import Mechanism
 from privdd.training.contrastive import as_records, train_virtual
 from privdd.training.sgd import predict_logits
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedLGD(Method, hooks=("is_selected_round", "refines_in_round")):
+class FedLGD(Method, AuditHooks, hooks=("is_selected_round", "refines_in_round")):
     """Clients train on virtual images; the server distils its own from their averaged updates.
 
     virtual: how clients distil and refine their images. In the selected rounds (every tau_step, tau of them)
@@ -246,7 +246,7 @@ class FedLGD(Method, hooks=("is_selected_round", "refines_in_round")):
 
     # --- what an auditor needs ----------------------------------------------------------------
 
-    def claims(self, plan: Any, shards: Sequence[Shard]) -> list[Claim]:
+    def claims(self, plan: ClaimedRun, shards: Sequence[Shard]) -> list[Claim]:
         """What the paper says of privacy in words: it prints no epsilon."""
         return [fedlgd_no_extra_leakage(statistics=self.server_start == "statistics"), fedlgd_attacks()]
 

@@ -35,11 +35,12 @@ from privdd.distillation.representations import (
     protected_representations,
 )
 from privdd.federated.channel import ClientContext
-from privdd.federated.method import Method
+from privdd.federated.method import AuditHooks, Method
 from privdd.models import ModelSpec, build, initial, projected_shape
 from privdd.models.build import build_skeleton
 from privdd.privacy.claims import (
     Claim,
+    ClaimedRun,
     fedrd_1,
     fedrd_not_real,
     fedrd_secret_projection,
@@ -54,7 +55,7 @@ PRINTED = "the projection is trained on the records and batch norm couples them,
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedRD(Method):
+class FedRD(Method, AuditHooks):
     """A client trains its own projection through the frozen task model, then distils what it projects.
 
     model: task model on projected images (1, h', w'), also the law of the networks to match in, which
@@ -200,7 +201,7 @@ class FedRD(Method):
         """Whether a round's upload reads what the client kept."""
         return round > 0 and not self.frozen_projection
 
-    def claims(self, plan: Any, shards: Sequence[Shard]) -> list[Claim]:
+    def claims(self, plan: ClaimedRun, shards: Sequence[Shard]) -> list[Claim]:
         """Theorem 1 in both logarithms, where the matching gradients are noised; what is said in words."""
         m, frozen = self.matching, self.frozen_projection
         printed = matching_claims(

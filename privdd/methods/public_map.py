@@ -15,12 +15,12 @@ from privdd.core.rng import Keys
 from privdd.core.types import Problem, Shard, State, Values, Work
 from privdd.distillation.public_features import PublicHead, PublicRows, embed_shards
 from privdd.federated.channel import ClientContext
-from privdd.federated.method import Method
+from privdd.federated.method import AuditHooks, Method
 from privdd.privacy.mechanism import Mechanism
 
 
 @dataclass(frozen=True, kw_only=True)
-class PublicMap(Method, hooks=("from_rows",)):
+class PublicMap(Method, AuditHooks, hooks=("from_rows",)):
     """rows: the public map, whose rows the head reads. Relatives say what a client sends of its rows."""
 
     rows: PublicRows

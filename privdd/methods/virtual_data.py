@@ -18,14 +18,14 @@ from privdd.core.types import Problem, Received, Shard, State, Tensors, Upload, 
 from privdd.distillation.private_matching import check_no_batch_norm
 from privdd.distillation.virtual_images import Distiller, replace_by_images
 from privdd.federated.channel import ClientContext
-from privdd.federated.method import Method
+from privdd.federated.method import AuditHooks, Method
 from privdd.methods.fedavg import FedAvg
 from privdd.models import ModelSpec
 from privdd.privacy.mechanism import Mechanism
 
 
 @dataclass(frozen=True, kw_only=True)
-class VirtualData(Method):
+class VirtualData(Method, AuditHooks):
     """inner: the method that trains; virtual: how a client's images are distilled, in networks like ``model``.
 
     A client distils in the first round that it takes part in, from the records that it has then, and keeps the

@@ -10,14 +10,14 @@ each with the attacks that measure it. Claims never enter the accounting.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import dp_accounting as dpa
 import torch
 
-from privdd.core.types import Shard
+from privdd.core.types import Problem, Shard
 from privdd.privacy.accounting import check_delta
 from privdd.privacy.accounting import epsilon as accounted
 from privdd.privacy.clipping import require_positive
@@ -28,6 +28,15 @@ from privdd.privacy.clipping import require_positive
 
 DELTA = 1e-5  # at which FedDM and FedRD evaluate their theorems; FedFed names none
 NO_NUMBER = "no number"
+
+
+class ClaimedRun(Protocol):
+    """What a claim is evaluated for; ``privdd.federated.simulation.Plan`` is one."""
+
+    @property
+    def mechanisms(self) -> Mapping[str, Any]: ...
+    @property
+    def problem(self) -> Problem: ...
 
 
 @dataclass(frozen=True)
@@ -157,7 +166,7 @@ def effective_std(stds: Sequence[float]) -> float:
     return sum(std**-2 for std in stds) ** -0.5
 
 
-def feature_run(mechanism: Any, problem: Any, *, rounds: int, raw: bool) -> FeatureRun:
+def feature_run(mechanism: Any, problem: Problem, *, rounds: int, raw: bool) -> FeatureRun:
     """The run of a ``FeatureNoise`` on images of the problem's shape."""
     numbers = math.prod(problem.shape)
     norm = mechanism.norm_for_size(numbers)
@@ -438,7 +447,7 @@ def _ideal_event(run: MatchingRun) -> dpa.DpEvent:
 
 def matching_claims(
     theorems: Sequence[Callable[[MatchingRun], Claim]],
-    plan: Any,
+    plan: ClaimedRun,
     shards: Sequence[Shard],
     *,
     iterations: int,
@@ -526,6 +535,7 @@ __all__ = [
     "FEATURE_THEOREMS",
     "NO_NUMBER",
     "Claim",
+    "ClaimedRun",
     "FeatureRun",
     "MatchingRun",
     "effective_std",

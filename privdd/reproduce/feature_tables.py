@@ -73,7 +73,7 @@ def train_feature_map(experiment: Experiment) -> Callable[[Tensor], Tensor]:
     plan, progress = experiment.plan, start_training(experiment.plan, experiment.new_ledger())
     for _ in range(plan.method.distill_rounds):  # type: ignore[attr-defined]
         progress, _, _ = run_round(plan, progress, experiment.shards, experiment.engine)
-    return plan.method.maps(plan.method.broadcast(progress.server), {}, plan.problem)["feature"]
+    return plan.method.audit_hooks.maps(plan.method.broadcast(progress.server), {}, plan.problem)["feature"]
 
 
 def join_records(parts: Sequence[Records]) -> Records:

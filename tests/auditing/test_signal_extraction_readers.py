@@ -36,6 +36,7 @@ class Linear(nn.Module):
 class Method:
     """What readers ask of a method: its classifier travels as "model" and comes back as "update"."""
 
+    audit_hooks = property(lambda self: self)
     uploads = {
         "update": Surface.UPDATE,
         "control": Surface.CONTROL_VARIATE,

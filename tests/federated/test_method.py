@@ -13,12 +13,14 @@ import torch
 from attacks.types import Adversary, Attack, Family, Surface
 from attacks.validation import check_hook_names, declared_hooks
 from privdd.core.types import Artifact, Problem
-from privdd.federated.method import Method, overrides_hook
+from privdd.federated.method import AuditHooks, Method, overrides_hook
 from privdd.methods.fedavg import FedAvg
 from privdd.privacy.accounting import epsilon
 from privdd.privacy.mechanism import Mechanism, Output
 from privdd.privacy.mechanisms import AggregateClip, ClientLevel, ClippedSum
 from tests.federations import ALGOS, tiny
+
+CONTEXT: Any = SimpleNamespace(problem=Problem((1, 2, 2), 2, 1))
 
 
 class Least(Method):
@@ -44,10 +46,47 @@ class Least(Method):
 def test_what_must_be_defined_is_enough() -> None:
     method = Least()
     assert method.broadcast({"n/n": torch.ones(2), "other": torch.ones(1)}) == {"n": {"n": pytest.approx(torch.ones(2))}}
-    assert method.queries == {} and method.claims(None, []) == [] and method.spends(0, {}) is None
-    assert method.classifier(None) is None and method.maps({}, {}, None) == {} and method.accuracy_kind == "global"  # type: ignore[arg-type]
-    assert not method.remembers(3, {}) and method.remembers(3, {"x": torch.ones(1)})
-    assert method.local_batched({}, [], [], []) is None and method.client_private() is method
+    assert method.queries == {} and method.spends(0, {}) is None and method.client_private() is method
+    hooks = method.audit_hooks
+    assert hooks.claims(None, []) == [] and hooks.classifier(None) is None and hooks.maps({}, {}, None) == {}  # type: ignore[arg-type]
+    assert hooks.accuracy_kind == "global" and hooks.local_batched({}, [], [], []) is None
+    assert not hooks.remembers(3, {}) and hooks.remembers(3, {"x": torch.ones(1)})
+    assert hooks.with_images_per_class(2) is method and hooks.recall({}, {"k": torch.ones(1)}, None, CONTEXT) == {"k": torch.ones(1)}  # type: ignore[arg-type]
+
+
+def test_a_method_has_at_most_sixteen_hooks_and_audits_know_the_rest() -> None:
+    assert len(declared_hooks(Method)) <= 16 and not declared_hooks(Method) & declared_hooks(AuditHooks)
+    method = tiny("fedavg").plan.method
+    assert method.audit_hooks is method
+
+
+def test_hooks_by_their_names_alone_or_in_an_object_of_their_own_are_heard() -> None:
+    """Methods of earlier versions define hooks of audits on themselves; a new one may keep them apart."""
+
+    class Earlier(Least):
+        shares_work: ClassVar = True
+
+        def phase(self, round: int) -> str:
+            return f"part {round}"
+
+    class Apart(AuditHooks):
+        def grants(self, surface: Surface) -> str:
+            return "all"
+
+        def recall(self, broadcast: Any, memory: Any, shard: Any, ctx: Any) -> Any:
+            return {"kept": torch.ones(1)}
+
+    class Beside(Least):
+        @property
+        def audit_hooks(self) -> AuditHooks:
+            return Apart()
+
+    hooks = Earlier().audit_hooks
+    assert hooks.phase(2) == hooks.workload(2) == "part 2" and hooks.shares_work and hooks.grants(Surface.COUNTS) == ""
+    assert overrides_hook(Earlier(), "phase") and not overrides_hook(Earlier(), "grants") and overrides_hook(Beside(), "grants")
+    assert Beside().audit_hooks.grants(Surface.COUNTS) == "all" and set(Beside().audit_hooks.recall({}, {}, None, CONTEXT)) == {"kept"}  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"Odd\.grant: no hook of an audit; did you mean grants"):
+        type("Odd", (AuditHooks,), {"grant": lambda self: ""})
 
 
 @pytest.mark.parametrize("name", ["init", "local", "aggregate", "predict"])
@@ -157,8 +196,9 @@ def test_an_attacks_names_are_checked_too() -> None:
 
 
 def test_hooks_are_the_public_names_of_the_role() -> None:
-    assert {"uploads", "rounds", "local", "classifier", "local_batched", "queries"} <= declared_hooks(Method)
-    assert not any(name.startswith("_") for name in declared_hooks(Method))
+    assert {"uploads", "rounds", "local", "queries"} <= declared_hooks(Method)
+    assert {"classifier", "local_batched"} <= declared_hooks(AuditHooks)
+    assert not any(name.startswith("_") for name in declared_hooks(Method) | declared_hooks(AuditHooks))
     with pytest.raises(TypeError, match=r"Thing\.hat: no hook of a thing; did you mean hats\?"):
         check_hook_names(type("Thing", (), {"hat": 1}), "a thing", {"hats"})
 
@@ -171,6 +211,6 @@ def test_default_hooks_call_local() -> None:
             calls.append("local")
             return super().local(broadcast, {"kept": torch.ones(1)}, shard, ctx)
 
-    ctx: Any = SimpleNamespace(problem=Problem((1, 2, 2), 2, 1))
-    assert set(Counting().recall({}, {}, None, ctx)) == {"kept"} and set(Counting().released({}, None, ctx)) == {"n"}  # type: ignore[arg-type]
+    hooks = Counting().audit_hooks
+    assert set(hooks.recall({}, {}, None, CONTEXT)) == {"kept"} and set(hooks.released({}, None, CONTEXT)) == {"n"}  # type: ignore[arg-type]
     assert calls == ["local", "local"]

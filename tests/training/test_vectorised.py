@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from privdd.core.rng import Keys
 from privdd.core.types import Problem, Records, Shard, State
 from privdd.federated.channel import ClientContext
-from privdd.federated.method import Method, overrides_hook
+from privdd.federated.method import AuditHooks, overrides_hook
 from privdd.methods.fedadam import FedAdam
 from privdd.methods.fedavg import FedAvg
 from privdd.methods.fedavgm import FedAvgM
@@ -183,7 +183,7 @@ class Renamed(FedProx):
 def test_who_trains_together() -> None:
     at_once = (FedAvg, FedAvgM, FedAdam, FedNova, FedProx, Scaffold, Renamed, Declared)
     assert all(kind.local_batched is FedAvg.local_batched for kind in at_once)
-    assert all(kind.local_batched is Method.local_batched for kind in (Moon, FedProto, VHL, Clipped, Mixed))
+    assert all(kind.local_batched is AuditHooks.local_batched for kind in (Moon, FedProto, VHL, Clipped, Mixed))
     assert overrides_hook(make(FedAvg), "local_batched") and not overrides_hook(make(Moon), "local_batched")
     clients = worlds()
     for method in (make(Moon), make(VHL), make(FedAvg, model=BATCH_NORM)):

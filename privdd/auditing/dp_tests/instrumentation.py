@@ -434,7 +434,9 @@ def find_interference(
 
 def has_linked_rounds(plan: Plan, snapshots: Mapping[int, Snapshot]) -> bool:
     """Whether what the client keeps decides what it sends later."""
-    return any(plan.method.remembers(t, snapshot.memory) for t, snapshot in snapshots.items() if snapshot.memory)
+    return any(
+        plan.method.audit_hooks.remembers(t, snapshot.memory) for t, snapshot in snapshots.items() if snapshot.memory
+    )
 
 
 @dataclass(frozen=True)

@@ -247,7 +247,7 @@ def _flip_coin(probability: float, coins: torch.Generator) -> bool:
 
 def _run_release_hook(stage: QuerySetup, ctx: RecordingContext, shard: Shard) -> Upload:
     """The upload by the method's ``released`` hook, whose default is its whole local work."""
-    return stage.plan.method.released(stage.snapshot.broadcast, shard, ctx)
+    return stage.plan.method.audit_hooks.released(stage.snapshot.broadcast, shard, ctx)
 
 
 def runs_on_transcript(mechanism: Mechanism, rows: Sequence[Tensors], runs: int, keys: Keys) -> RatioTranscripts:

@@ -341,7 +341,7 @@ def feature_findings(subject: GuaranteeSubject, name: str) -> Iterator[Finding]:
     mechanism, looks = subject.plan.mechanisms[name], subject.client_rounds(name)
     if not isinstance(mechanism, FeatureNoise) or not looks.chosen or mechanism.broadcast_batch is not None:
         return
-    if not subject.plan.method.rows_are_records():
+    if not subject.plan.method.audit_hooks.rows_are_records():
         return
     guests = craft_guests(subject)
     sent = partial(_send_features, subject, name, guests)
@@ -541,7 +541,9 @@ def printed_theorem_findings(subject: GuaranteeSubject, name: str) -> Iterator[F
     snapshot = subject.snapshots[max(subject.snapshots)]
     plan, label = subject.plan, common_label(subject.shard)
     mechanism = plan.mechanisms[name]
-    steps = plan.method.steps(snapshot.broadcast, subject.shard, plan.client_context(snapshot.round, plan.victim))
+    steps = plan.method.audit_hooks.steps(
+        snapshot.broadcast, subject.shard, plan.client_context(snapshot.round, plan.victim)
+    )
     if steps.untestable:
         why = f"the printed theorem was not tested: {steps.untestable}"
         printed = Statement(subject, subject.surface_of(name), math.inf, "the paper's theorem", name)
@@ -551,7 +553,7 @@ def printed_theorem_findings(subject: GuaranteeSubject, name: str) -> Iterator[F
     base = own.x[own.y == label][0]
     law = MatchingStepLaw(mechanism, steps.settings.batch, 1.0)  # type: ignore[arg-type]
     generator = subject.keys.fold("search").torch()
-    ipc = plan.method.images_per_class()
+    ipc = plan.method.audit_hooks.images_per_class()
     guests, found = search_guests(steps, law, base, unusual_records(subject.shard, label, subject.keys), ipc, generator)
     count, claim = copies_within_theorem(
         plan, subject.shard, base, label, law, steps.settings.iterations, subject.delta
@@ -592,7 +594,9 @@ def copies_within_theorem(
     def claim_at_logarithm(logarithm: float) -> tuple[int, Claim]:
         rate = math.sqrt(logarithm / steps) / law.mechanism.noise_multiplier
         count = max(law.batch, math.ceil(law.batch / rate * (1 + 1e-9)))
-        claim = smallest_claim(plan.method.claims(plan, [with_records(shard, copies_of_record(base, label, count))]))
+        claim = smallest_claim(
+            plan.method.audit_hooks.claims(plan, [with_records(shard, copies_of_record(base, label, count))])
+        )
         if claim is None:
             raise ValueError(
                 f"method={type(plan.method).__name__}: it runs aggregate_clip and claims no epsilon for it"

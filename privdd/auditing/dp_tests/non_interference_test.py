@@ -105,7 +105,7 @@ def extreme_records(subject: GuaranteeSubject, relation: str) -> tuple[Records, 
 def _losses_by_label(subject: GuaranteeSubject, pool: Records) -> Tensor:
     """(records, classes): the loss of each image with each label."""
     plan, last = subject.plan, subject.snapshots[max(subject.snapshots)]
-    model, state = plan.method.classifier(plan.problem), plan.method.sent_state(last.broadcast)
+    model, state = plan.method.audit_hooks.classifier(plan.problem), plan.method.audit_hooks.sent_state(last.broadcast)
     if model is None or state is None:
         return pool.x.flatten(1).mean(1, keepdim=True).double().expand(len(pool), subject.shard.classes)
     with torch.no_grad():

@@ -60,14 +60,16 @@ class WholeRunReplay:
 
     def fit_ledger_counts(self, script: RunScript) -> WholeRunReplay:
         """The same run; local work goes to its end if a round makes more releases than the ledger counts."""
-        last = {self.subject.plan.method.phase(t): t for t in self.releases_by_round if self._is_own_snapshot(t)}
+        last = {
+            self.subject.plan.method.audit_hooks.phase(t): t for t in self.releases_by_round if self._is_own_snapshot(t)
+        }
         made = replace(self, early=False).play_run(script, list(last.values()))
         return self if all(made[t] == self.releases_by_round[t] for t in made) else replace(self, early=False)
 
     def snapshot_before(self, round: int) -> Snapshot:
         """The client's state before a round, or before the nearest earlier one of the same phase that was kept."""
         kept = self.subject.snapshots
-        phase = self.subject.plan.method.phase(round)
+        phase = self.subject.plan.method.audit_hooks.phase(round)
         alike = sorted(t for t in kept if kept[t].phase == phase) or sorted(kept)
         return kept[max((t for t in alike if t <= round), default=alike[0])]
 
@@ -130,7 +132,7 @@ class WholeRunReplay:
         method, memory = self.subject.plan_with_few_images().method, dict(self.snapshot_before(round).memory)
         shard = with_records(self.subject.shard, self.host_records)
         if overrides_hook(method, "released") and not outward:
-            return method.released(broadcast, shard, ctx)
+            return method.audit_hooks.released(broadcast, shard, ctx)
         return method.local(broadcast, memory, shard, ctx)[0]
 
     @cached_property

@@ -110,7 +110,10 @@ class GuaranteeSubject:
         """The plan with as few synthetic images per class as the guarantee settings say."""
         method = self.plan.method
         return replace(
-            self.plan, method=method.with_images_per_class(min(method.images_per_class(), self.budget.images))
+            self.plan,
+            method=method.audit_hooks.with_images_per_class(
+                min(method.audit_hooks.images_per_class(), self.budget.images)
+            ),
         )
 
 
