@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from attacks.types import Surface
 from privdd.core.rng import Keys
 from privdd.core.types import Problem, Records
-from privdd.federated.channel import ClientContext
+from privdd.federated.channel import ClientContext, OutputLog
 from privdd.privacy.mechanism import Mechanism
 
 SHAPE = (1, 6, 6)
@@ -39,7 +39,7 @@ class Silence:
 def context(mechanisms: Mapping[str, Mechanism], *, seed: int = 0, silent: bool = False) -> ClientContext:
     problem = Problem(SHAPE, CLASSES, clients=1)
     queries = {name: Surface.GRADIENT for name in mechanisms}
-    ctx = ClientContext(0, 0, Keys(seed), problem, mechanisms, queries, exact=[])
+    ctx = ClientContext(0, 0, Keys(seed), problem, mechanisms, queries, observer=OutputLog())
     if silent:
         ctx.noise = Silence(torch.Generator().manual_seed(seed))
     return ctx

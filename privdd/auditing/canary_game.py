@@ -22,18 +22,17 @@ from attacks.membership.attack import guess_counts
 from attacks.one_run import largest_refuted_parameter
 from attacks.statistics import shared_confidence
 from attacks.types import Adversary, Family, Finding, Surface
-from privdd.auditing.dp_tests.instrumentation import ZeroNoise, flatten_tensors, value_before_noise
+from privdd.auditing.dp_tests.instrumentation import flatten_tensors, instrumented_context, value_before_noise
 from privdd.auditing.dp_tests.statement import GuaranteeSubject
 from privdd.auditing.views import FinishedRun
-from privdd.core.device import to_device
 from privdd.core.rng import Keys
 from privdd.core.types import Records, Shard, Tensors
 from privdd.core.validation import BadConfig
-from privdd.federated.channel import ClientContext, device_of
 from privdd.federated.noise_log import ObservedRound
 from privdd.federated.simulation import Plan
 from privdd.privacy.ledger import Ledger
-from privdd.privacy.mechanism import Mechanism
+from privdd.privacy.mechanism import Mechanism, Output
+from privdd.privacy.noise import ZERO_NOISE
 from privdd.privacy.tradeoff import epsilon_at, trade_off
 
 # --- canary transcripts ------------------------------------------------------------------------
@@ -58,45 +57,33 @@ class ObservedRelease:
 
 
 @dataclass
-class ObserverContext(ClientContext):
-    """A context that returns the outputs of a run that is over, and tells ``note`` what was asked for them."""
+class TranscriptReader:
+    """Answers with the outputs of a run that is over (noiseless ones without a run), and tells ``note`` what was asked for them."""
 
-    heard: ObservedRound | None = None
-    note: Callable[[ObservedRelease], None] = lambda asked: None
+    heard: ObservedRound | None
+    note: Callable[[ObservedRelease], None]
     drawn: dict[str, Tensor] = field(default_factory=dict)
+    answered: int = 0
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         self._coins: Iterator[tuple[str, Tensor]] = iter(self.heard.samples if self.heard else ())
 
-    def sample(self, name: str, count: int) -> Tensor:
+    def on_sample(self, name: str, probability: float, taken: Tensor) -> None:
         """All records: which of them took part in the run is looked up later."""
         if self.heard is not None:
             asked, coins = next(self._coins, ("nothing", torch.zeros(0)))
             if asked != name:
                 raise ValueError(f"{asked} was sampled in the run and {name} in its repetition: local work must repeat")
             self.drawn[name] = coins
-        return torch.ones(count, dtype=torch.bool)
 
-    def mechanism(self, name: str, contributions: Tensors, *, partition: str | None = None) -> Tensors:
-        where, contributions = device_of(contributions), to_device(contributions, "cpu")
-        if self.heard is None:
-            value = self.mechanisms[name](contributions, ZeroNoise()).value
-        else:
-            value = self.heard.outputs[len(self.outputs)]
-        self.note(ObservedRelease(name, partition, contributions, self.drawn.get(name), value))
-        self.outputs.append(value)
-        return to_device(value, where)
-
-
-def observer_context(
-    plan: Plan, round: int, heard: ObservedRound | None, note: Callable[[ObservedRelease], None]
-) -> ObserverContext:
-    """The audited client's context in ``round``, public streams as in the run; heard: None for noiseless outputs."""
-    ctx = plan.client_context(round, plan.victim)
-    return ObserverContext(
-        round, plan.victim, ctx.keys, ctx.problem, ctx.mechanisms, ctx.queries, "seed", plan.relation, heard=heard, note=note
-    )  # fmt: skip
+    def on_release(
+        self, mechanism: Mechanism, name: str, output: Output | None, partition: str | None = None, given: Tensors | None = None
+    ) -> Tensors:  # fmt: skip
+        rows = given or {}
+        value = mechanism(rows, ZERO_NOISE).value if self.heard is None else self.heard.outputs[self.answered]
+        self.note(ObservedRelease(name, partition, rows, self.drawn.get(name), value))
+        self.answered += 1
+        return value
 
 
 def is_noised_sum(mechanism: Mechanism) -> bool:
@@ -125,7 +112,7 @@ def score_canaries(
             _add_release(found, mechanism, asked, base, canaries, present)
 
     for heard in transcript:
-        ctx = observer_context(plan, heard.round, heard, add_observed)
+        ctx = instrumented_context(plan, heard.round, TranscriptReader(heard, add_observed))
         plan.method.local(heard.broadcast, dict(heard.memory), whole, ctx)
     return found
 
@@ -165,7 +152,7 @@ def noised_sum_of_release(
     taken = torch.ones(size, dtype=torch.bool)
     if asked.taken is not None:  # one coin for each of the client's records, or for each of this partition
         taken = asked.taken[own] if len(asked.taken) == len(base) else asked.taken[:size]
-    silent = mechanism({name: t[:size][taken.to(t.device)] for name, t in rows.items()}, ZeroNoise())
+    silent = mechanism({name: t[:size][taken.to(t.device)] for name, t in rows.items()}, ZERO_NOISE)
     effects = [
         flatten_tensors(value_before_noise(mechanism, {n: t[size + i : size + i + 1] for n, t in rows.items()}))
         for i in range(len(at))
@@ -245,7 +232,7 @@ def _choose_spread(plan: Plan, shard: Shard, candidates: Records, count: int) ->
                 seen[asked.partition] = made
 
     server = plan.method.init(plan.problem, plan.keys.fold("public", "init"))
-    ctx = observer_context(plan, 0, None, note_contributions)
+    ctx = instrumented_context(plan, 0, TranscriptReader(None, note_contributions))
     plan.method.local(plan.method.broadcast(server), {}, shard.with_train(candidates), ctx)
     labels = candidates.y.unique().tolist()
     picked = []

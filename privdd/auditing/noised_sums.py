@@ -17,8 +17,9 @@ from torch import Tensor
 
 from attacks.membership.noised_sums import RATIO_SIGNAL, NoisedSums
 from attacks.types import Adversary, Attack, Family, View, Worlds
-from privdd.auditing.canary_game import ObservedRelease, is_noised_sum, noised_sum_of_release, observer_context
+from privdd.auditing.canary_game import ObservedRelease, TranscriptReader, is_noised_sum, noised_sum_of_release
 from privdd.auditing.coverage import uncovered_surfaces
+from privdd.auditing.dp_tests.instrumentation import instrumented_context
 from privdd.auditing.dp_tests.runner import guarantee_subject
 from privdd.auditing.replay import MembershipGame
 from privdd.auditing.views import FinishedRun, blind_scores
@@ -140,7 +141,7 @@ def collect_noised_sums(
     for heard in sorted(transcript, key=lambda one: one.round):
         if heard.outputs:
             note = _SumCollector(found, plan, base, candidates, place, len(heard.outputs))
-            ctx = observer_context(plan, heard.round, heard, note)
+            ctx = instrumented_context(plan, heard.round, TranscriptReader(heard, note))
             try:
                 plan.method.local(heard.broadcast, dict(heard.memory), everyone, ctx)
             except _AllReleasesSeen:

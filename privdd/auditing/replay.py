@@ -25,7 +25,7 @@ from privdd.federated.channel import ClientContext, digest_tensors
 from privdd.federated.noise_log import NoiseLog, ObservedRound
 from privdd.federated.simulation import Plan, Progress, Snapshot, run_round, start_training
 from privdd.privacy.ledger import SERVER, Ledger
-from privdd.privacy.noise import Noise
+from privdd.privacy.noise import CustomNoise, Noise
 from privdd.runtime.progress import show_progress
 
 # --- game --------------------------------------------------------------------------------------
@@ -103,28 +103,20 @@ SUM_GRANTED = "the adversary sees the sum over clients, and knows what the other
 SUM_NOT_GRANTED = "the adversary sees the sum over clients, and takes it for what the audited client sent"
 
 
-@dataclass(frozen=True)
-class ScaledNoise:
+def scale_noise(noise: Noise, times: float) -> Noise:
     """Normal draws times a constant (0: none at all); coins as they are."""
 
-    noise: Noise
-    times: float
-
-    def normal(self, shape: tuple[int, ...]) -> Tensor:
-        return self.noise.normal(shape) * self.times
-
-    def laplace(self, shape: tuple[int, ...]) -> Tensor:
+    def refuse_laplace(shape: tuple[int, ...]) -> Tensor:
         raise ValueError("Laplace noise of several clients is no Laplace noise: it is not dealt in shares")
 
-    def uniform(self, shape: tuple[int, ...]) -> Tensor:
-        return self.noise.uniform(shape)
+    return CustomNoise.around(noise, normal=lambda shape: noise.normal(shape) * times, laplace=refuse_laplace)
 
 
 def replay_context(plan: Plan, round: int) -> ClientContext:
     """The audited client's context; under a sum, its noise is that of all clients' shares together."""
     ctx = plan.client_context(round, plan.victim)
     if plan.trust.is_summed:
-        ctx.noise = ScaledNoise(ctx.noise, math.sqrt(len(plan.participants(round))))
+        ctx.noise = scale_noise(ctx.noise, math.sqrt(len(plan.participants(round))))
     return ctx
 
 
@@ -135,7 +127,7 @@ def other_uploads(plan: Plan, round: int, broadcast: Mapping[str, Tensors], shar
         if client == plan.victim:
             continue
         ctx = plan.client_context(round, client)
-        ctx.noise = ScaledNoise(ctx.noise, 0.0)
+        ctx.noise = scale_noise(ctx.noise, 0.0)
         upload, memory = plan.method.local(broadcast, {}, shards[client], ctx)
         if memory:
             raise ValueError(

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import dp_accounting as dpa
 import torch
@@ -20,7 +21,6 @@ from attacks.types import Surface
 from privdd.core.device import to_device
 from privdd.core.rng import Keys
 from privdd.core.types import Artifact, Problem, Received, Tensors, Upload
-from privdd.federated.noise_log import RoundLog
 from privdd.privacy.ledger import UNPROTECTED_EVENTS
 from privdd.privacy.mechanism import LedgerRow, Mechanism, Output
 from privdd.privacy.noise import Noise, noise_for
@@ -66,6 +66,36 @@ def draw_coins(probability: float, count: int, noise: Noise) -> Tensor:
     return noise.uniform((count,)) < probability if probability < 1 else torch.ones(count, dtype=torch.bool)
 
 
+class ReleaseObserver(Protocol):
+    """Follows a client's round, draw by draw and release by release: noise logs, and all tests that instrument a client.
+
+    Where a round is played again (``InstrumentedContext`` of the guarantee tests) ``output`` is None, ``taken`` is everybody,
+    and what the two return is the client's answer; in a client's own round that is not read.
+    """
+
+    def on_sample(self, name: str, probability: float, taken: Tensor) -> Tensor | None:
+        """A draw of ``ctx.sample``: who is taken (n,) bool."""
+
+    def on_release(
+        self, mechanism: Mechanism, name: str, output: Output | None, partition: str | None = None, given: Tensors | None = None
+    ) -> Tensors | None:  # fmt: skip
+        """An output of ``mechanism``; given: the contributions that it is computed from, record by record; None for uploads."""
+
+
+@dataclass
+class OutputLog:
+    """The observer that keeps every output, in order."""
+
+    outputs: list[tuple[str, Output]] = field(default_factory=list)
+
+    def on_sample(self, *draw: object) -> None:
+        """Draws are not kept."""
+
+    def on_release(self, mechanism: Mechanism, name: str, output: Output | None, *asked: object) -> None:
+        if output is not None:
+            self.outputs.append((name, output))
+
+
 @dataclass
 class ClientContext:
     """What one client holds in one round besides its data: random streams, mechanisms, its ledger rows.
@@ -88,11 +118,10 @@ class ClientContext:
     rows: list[LedgerRow] = field(default_factory=list)
     outputs: list[Tensors] = field(default_factory=list)
     taken: list[tuple[str, Tensor]] = field(default_factory=list)  # every sample drawn, (n,) bool
-    exact: list[tuple[str, Output]] | None = None  # filled for the guarantee tests when a list
     stream: str = ""
     noise: Noise = None  # type: ignore[assignment]  # made from the other fields unless it is given
     sampled: dict[str, set[str | None]] = field(default_factory=dict)  # query -> cells released since its last sample
-    watch: RoundLog | None = None  # notes the noise and the sampling of a run that is audited
+    observer: ReleaseObserver | None = None
 
     def __post_init__(self) -> None:
         if self.noise is None:
@@ -115,8 +144,8 @@ class ClientContext:
         self.sampled[name] = set()
         q = float(self.mechanisms[name].sampling_probability)
         taken = draw_coins(q, count, self.noise)
-        if self.watch is not None:
-            self.watch.log_sample(name, q, taken)
+        if self.observer is not None:
+            self.observer.on_sample(name, q, taken)
         self.taken.append((name, taken))
         return taken
 
@@ -133,10 +162,8 @@ class ClientContext:
         self._spend_sample(name, partition)
         there = self.mechanisms[name](contributions, self.noise)
         output = to_device(there, "cpu")  # what is kept of it; the client computes on where it is
-        if self.exact is not None:
-            self.exact.append((name, output))
-        if self.watch is not None:
-            self.watch.log_release(self.mechanisms[name], name, output, partition, contributions)
+        if self.observer is not None:
+            self.observer.on_release(self.mechanisms[name], name, output, partition, contributions)
         row = _build_row(self, name, self.queries[name], output, ("analyst",), partition)
         if not self._merge_into_last_row(row):
             self.rows.append(row)
@@ -231,10 +258,8 @@ class Channel:
         if name in self.mechanisms:
             output = self.mechanisms[name](artifact.value, ctx.noise)
             output = replace(output, flags={**output.flags, **artifact.flags})
-            if ctx.exact is not None:
-                ctx.exact.append((name, output))
-            if ctx.watch is not None:
-                ctx.watch.log_release(self.mechanisms[name], name, output)
+            if ctx.observer is not None:
+                ctx.observer.on_release(self.mechanisms[name], name, output)
             row = _build_row(ctx, name, surface, output, visible)
             return output.value, replace(row, post_of=inner)  # what it protects may have been computed from them
         free = artifact.private or bool(artifact.public)

@@ -217,20 +217,15 @@ class RoundLog:
     residuals_kept: int = 0
     observed: ObservedRound | None = None
 
-    def log_sample(self, name: str, probability: float, taken: Tensor) -> None:
+    def on_sample(self, name: str, probability: float, taken: Tensor) -> None:
         """A draw of ``ctx.sample``."""
         self.samples.append(SamplingLog(name, probability, taken.detach().cpu().clone(), len(self.releases)))
 
-    def log_release(
-        self,
-        mechanism: Mechanism,
-        name: str,
-        output: Output,
-        partition: str | None = None,
-        given: Tensors | None = None,
-    ) -> None:
+    def on_release(
+        self, mechanism: Mechanism, name: str, output: Output | None, partition: str | None = None, given: Tensors | None = None
+    ) -> None:  # fmt: skip
         """An output of ``mechanism``; given: the contributions that it was computed from, record by record."""
-        if isinstance(output.event, dpa.NonPrivateDpEvent) or not all(output.flags.values()):
+        if output is None or isinstance(output.event, dpa.NonPrivateDpEvent) or not all(output.flags.values()):
             return  # nothing is promised of it
         count = len(next(iter(given.values()))) if given and mechanism.per_record else None
         noted = ReleaseLog(name, partition, count, event=output.event)

@@ -217,7 +217,7 @@ def client_step(task: ClientTask) -> StepResult:
 
 def observed_step(task: ClientTask, watch: RoundLog | None = None) -> tuple[StepResult, ObservedRound | None]:
     """``client_step``, and the queries that the audited client released; watch: notes noise and sampling."""
-    ctx = task.plan.client_context(task.round, task.client, watch=watch)
+    ctx = task.plan.client_context(task.round, task.client, observer=watch)
     upload, memory = task.plan.method.local(task.broadcast, task.memory, task.shard, ctx)
     received, rows = task.plan.channel.send(upload, ctx)
     heard = None

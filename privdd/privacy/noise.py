@@ -14,7 +14,7 @@ import hashlib
 import json
 import os
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, Literal, Protocol
 
@@ -47,6 +47,26 @@ class Noise(Protocol):
     def laplace(self, shape: tuple[int, ...]) -> Tensor: ...
 
     def uniform(self, shape: tuple[int, ...]) -> Tensor: ...
+
+
+Draw = Callable[[tuple[int, ...]], Tensor]
+
+
+@dataclass(frozen=True)
+class CustomNoise:
+    """Noise whose draws are given one by one, as functions of the shape: silence, other laws, the same draw again."""
+
+    normal: Draw
+    laplace: Draw
+    uniform: Draw
+
+    @staticmethod
+    def around(inner: Noise, **changed: Draw) -> CustomNoise:
+        """``inner`` with its normal, laplace or uniform draws replaced."""
+        return CustomNoise(**{"normal": inner.normal, "laplace": inner.laplace, "uniform": inner.uniform, **changed})
+
+
+ZERO_NOISE = CustomNoise(torch.zeros, torch.zeros, torch.zeros)  # shows a mechanism's value before noise
 
 
 class InversionSampler:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from privdd.auditing.dp_tests.instrumentation import RecordingContext, value_before_noise
+from privdd.auditing.dp_tests.instrumentation import InstrumentedContext, value_before_noise
 from privdd.core.types import Artifact, Received, Records, Shard, State, Tensors, Upload, Work
 from privdd.distillation import feature_split
 from privdd.federated import channel
@@ -319,7 +319,7 @@ def _leak_labels(work: Work, memory: State, shard: Shard) -> Work:
     return sent, work[1]
 
 
-@wrap_functions("mechanism", channel.ClientContext, RecordingContext)
+@wrap_functions("mechanism", channel.ClientContext, InstrumentedContext)
 def _use_clean_value(honest: Any, self: Any, name: str, contributions: Tensors, **partition: Any) -> Tensors:
     """Local work goes on with the value before noise."""
     released = honest(self, name, contributions, **partition)
@@ -354,7 +354,7 @@ def _send_clean_value(of: channel.Channel, upload: Upload, ctx: Any, received: R
     return replace(received, values={**received.values, **bare})
 
 
-@wrap_functions("mechanism", channel.ClientContext, RecordingContext)
+@wrap_functions("mechanism", channel.ClientContext, InstrumentedContext)
 def _skip_absent_class(honest: Any, self: Any, name: str, contributions: Tensors, **partition: Any) -> Tensors:
     """A class without records is answered with zeros, without a release."""
     if self.transcript is None and not len(next(iter(contributions.values()))):

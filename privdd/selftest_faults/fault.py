@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from attacks.lpips import load_pretrained_trunk
-from privdd.auditing.dp_tests.instrumentation import RecordingContext
+from privdd.auditing.dp_tests.instrumentation import InstrumentedContext
 from privdd.cli.build import build_experiment
 from privdd.cli.compose import compose_config
 from privdd.core.rng import Keys
@@ -273,7 +273,7 @@ class FaultMoment:
             with self.set_position(ctx, -1):
                 return honest(method, broadcast, memory, shard, ctx)
 
-        @wrap_functions("mechanism", channel.ClientContext, RecordingContext)
+        @wrap_functions("mechanism", channel.ClientContext, InstrumentedContext)
         def track_release(honest: Any, ctx: Any, *given: Any, **named: Any) -> Any:
             call = ctx.__dict__["released"] = ctx.__dict__.get("released", -1) + 1
             with self.set_position(ctx, call):

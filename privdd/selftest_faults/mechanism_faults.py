@@ -12,7 +12,7 @@ import dp_accounting as dpa
 import torch
 from torch import Tensor
 
-from privdd.auditing.dp_tests.instrumentation import RecordingContext
+from privdd.auditing.dp_tests.instrumentation import InstrumentedContext
 from privdd.core.types import Tensors
 from privdd.distillation import noisy_embedding
 from privdd.distillation.public_features import PublicRows
@@ -178,7 +178,7 @@ def _scale_gradients_by_count(honest: Any, *given: Any) -> Tensors:
     return {name: t * size.reshape(-1, *(1,) * (t.ndim - 1)) for name, t in grads.items()}
 
 
-@wrap_functions("mechanism", channel.ClientContext, RecordingContext)
+@wrap_functions("mechanism", channel.ClientContext, InstrumentedContext)
 def _count_in_two_classes(
     honest: Any, self: Any, name: str, contributions: Tensors, *, partition: str | None = None
 ) -> Tensors:

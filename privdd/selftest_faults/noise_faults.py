@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from privdd.core.rng import Keys
 from privdd.federated import channel
 from privdd.privacy.mechanism import Output
 from privdd.privacy.mechanisms import ClientLevel, ClippedSum, FeatureNoise
-from privdd.privacy.noise import Noise, noise_for
+from privdd.privacy.noise import CustomNoise, Noise, noise_for
 from privdd.selftest_faults.fault import (
     Fault,
     FaultKind,
@@ -29,46 +29,16 @@ SHIPPED_MECHANISMS = (ClippedSum, ClientLevel, FeatureNoise)
 DrawChange = Callable[[Tensor], Tensor]
 
 
-def _keep_draw(drawn: Tensor) -> Tensor:
-    return drawn
+def change_draws(inner: Noise, change: DrawChange) -> Noise:
+    """Normal and Laplace draws changed; coins as they were."""
+    normal, laplace = ((lambda shape, draw=draw: change(draw(shape))) for draw in (inner.normal, inner.laplace))
+    return CustomNoise.around(inner, normal=normal, laplace=laplace)
 
 
-@dataclass(frozen=True)
-class ChangedNoise:
-    """Noise whose normal and Laplace draws are changed; its coins are as they were."""
-
-    inner: Noise
-    of_normal: DrawChange = _keep_draw
-    of_laplace: DrawChange = _keep_draw
-
-    def normal(self, shape: tuple[int, ...]) -> Tensor:
-        return self.of_normal(self.inner.normal(shape))
-
-    def laplace(self, shape: tuple[int, ...]) -> Tensor:
-        return self.of_laplace(self.inner.laplace(shape))
-
-    def uniform(self, shape: tuple[int, ...]) -> Tensor:
-        return self.inner.uniform(shape)
-
-
-@dataclass(frozen=True)
-class OtherLawNoise(ChangedNoise):
-    """Normal draws of another law."""
-
-    draw: Callable[[Noise, tuple[int, ...]], Tensor] = field(default=lambda noise, shape: noise.laplace(shape))
-
-    def normal(self, shape: tuple[int, ...]) -> Tensor:
-        return self.draw(self.inner, shape)
-
-
-@dataclass(frozen=True)
-class RepeatedNoise(ChangedNoise):
+def _repeat_draws(inner: Noise) -> Noise:
     """The same draw at every release of a shape."""
-
-    kept: dict[tuple[int, ...], Tensor] = field(default_factory=dict)
-
-    def normal(self, shape: tuple[int, ...]) -> Tensor:
-        return self.kept.setdefault(shape, self.inner.normal(shape)).clone()
+    kept: dict[tuple[int, ...], Tensor] = {}
+    return CustomNoise.around(inner, normal=lambda shape: kept.setdefault(shape, inner.normal(shape)).clone())
 
 
 def _patch_noise(made: Callable[[Any, Keys], Noise]) -> Patch:
@@ -77,9 +47,12 @@ def _patch_noise(made: Callable[[Any, Keys], Noise]) -> Patch:
 
 def _patch_draws(change: DrawChange, where: Callable[[Keys], bool] = lambda keys: True) -> Patch:
     """Draws of the streams that ``where`` chooses, changed."""
-    return _patch_noise(
-        lambda source, keys: ChangedNoise(noise_for(source, keys), *[change if where(keys) else _keep_draw] * 2)
-    )
+
+    def make_noise(source: Any, keys: Keys) -> Noise:
+        honest = noise_for(source, keys)
+        return change_draws(honest, change) if where(keys) else honest
+
+    return _patch_noise(make_noise)
 
 
 def _scale_draws(size: float, where: Callable[[Keys], bool] = lambda keys: True) -> Patch:
@@ -136,11 +109,18 @@ def _last_tensor_bare(mechanism: Any, output: Output, noise: Noise) -> Output:
 
 
 def _halved_laplace(source: Any, keys: Keys) -> Noise:
-    return ChangedNoise(noise_for(source, keys), of_laplace=lambda drawn: drawn / 2)
+    honest = noise_for(source, keys)
+    return CustomNoise.around(honest, laplace=lambda shape: honest.laplace(shape) / 2)
 
 
 def _patch_law(draw: Callable[[Noise, tuple[int, ...]], Tensor]) -> Patch:
-    return _patch_noise(lambda source, keys: OtherLawNoise(noise_for(source, keys), draw=draw))
+    """Normal draws of another law: (noise, shape) -> numbers."""
+
+    def make_noise(source: Any, keys: Keys) -> Noise:
+        honest = noise_for(source, keys)
+        return CustomNoise.around(honest, normal=lambda shape: draw(honest, shape))
+
+    return _patch_noise(make_noise)
 
 
 def _share_stream_of_names() -> AbstractContextManager[None]:
@@ -167,23 +147,19 @@ def _share_stream_of_names() -> AbstractContextManager[None]:
     )
 
 
-@dataclass(frozen=True)
-class DelayedNoise(ChangedNoise):
-    """A stream whose first draws were thrown away: as many as the number of the round."""
-
-    first: list[int] = field(default_factory=list)
-
-    def normal(self, shape: tuple[int, ...]) -> Tensor:
-        if self.first:
-            self.inner.normal((self.first.pop(),))
-        return self.inner.normal(shape)
-
-
 def _delayed_noise(source: Any, keys: Keys) -> Noise:
+    """A stream whose first draws are thrown away: as many as the number of the round."""
     path = list(keys.path)
     at = path.index("round") + 1 if "round" in path else -1
     started, path[at] = int(path[at]) if at >= 0 else 0, "0"
-    return DelayedNoise(noise_for(source, replace(keys, path=tuple(path))), first=[started])
+    honest, first = noise_for(source, replace(keys, path=tuple(path))), [started]
+
+    def draw_normal(shape: tuple[int, ...]) -> Tensor:
+        if first:
+            honest.normal((first.pop(),))
+        return honest.normal(shape)
+
+    return CustomNoise.around(honest, normal=draw_normal)
 
 
 def _patch_numbers(change: Callable[[Tensor, FaultMoment], Tensor]) -> Callable[[FaultMoment], Patch]:
@@ -311,7 +287,7 @@ NOISE_FAULTS = (
     Fault("noise_shared_by_rounds", "the same noise in every round", _share_stream("round"), NEEDS_ROUNDS, rounds=2),
     Fault("noise_shared_by_clients", "all clients draw the same noise", _share_stream("client")),
     Fault("noise_shared_by_releases", "the same noise at every release of a round",
-          _patch_noise(lambda s, k: RepeatedNoise(noise_for(s, k))), ("counted",)),
+          _patch_noise(lambda s, k: _repeat_draws(noise_for(s, k))), ("counted",)),
     Fault("noise_one_stream", "one stream of noise for all rounds and clients", _patch_noise(_single_stream_noise)),
     Fault("noise_shared_by_names", "two mechanisms of a client draw the same noise", _share_stream_of_names, ("names",)),
     Fault("noise_later_by_rounds", "each round's noise is the former's, one draw later", _patch_noise(_delayed_noise), NEEDS_ROUNDS, rounds=2),

@@ -22,5 +22,5 @@ def test_one_record_changes_the_counts_by_one() -> None:
     for part in (data, data.take(range(29))):
         ctx = context({"class_counts": ClippedSum(1.0, 1.0)}, silent=True)
         release_class_counts(part, range(CLASSES), ctx)
-        values.append(ctx.exact[0][1].exact["count"])  # type: ignore[index]
+        values.append(ctx.observer.outputs[0][1].exact["count"])  # type: ignore[index]
     assert float((values[0] - values[1]).norm()) <= 1

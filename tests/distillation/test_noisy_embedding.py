@@ -106,7 +106,7 @@ def kappas(base: Records, x: Tensor, label: int, **kw: object) -> tuple[float, f
     extra = Records(x[None], torch.tensor([label]), torch.tensor([10_000]))
     (_, with_it), (_, without) = release(Records.concat([base, extra]), **kw), release(base, **kw)
     own = other = 0.0
-    for row, (_, a), (_, b) in zip(list(range(CLASSES)) * 2, with_it.exact or [], without.exact or []):
+    for row, (_, a), (_, b) in zip(list(range(CLASSES)) * 2, with_it.observer.outputs, without.observer.outputs):
         move = float((a.exact["embedding"] - b.exact["embedding"]).norm()) * N / CLIP  # type: ignore[index]
         own, other = (max(own, move), other) if row == label else (own, max(other, move))
     return own, other
@@ -127,7 +127,7 @@ def test_sensitivity_of_exchanging_a_record_is_at_most_two() -> None:
     for x, label in [(x, label) for x in crafted(base) for label in (0, 3)]:
         extra = Records(x[None], torch.tensor([label]), torch.tensor([10_000]))
         _, ctx = release(Records.concat([base, extra]))
-        outputs = [output.exact["embedding"] for _, output in ctx.exact or []]  # type: ignore[index]
+        outputs = [output.exact["embedding"] for _, output in ctx.observer.outputs]  # type: ignore[index]
         whole.append((label, torch.stack(outputs).unflatten(0, (2, CLASSES))))
     for label, a in whole:
         for other, b in whole:

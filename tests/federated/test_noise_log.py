@@ -73,15 +73,15 @@ SILENT = {
 def test_what_cannot_be_known_says_so(why: str) -> None:
     output, said = SILENT[why]
     watch = RoundLog(0, 0, True)
-    watch.log_release(ClippedSum(1.0, 1.0), "query", output)
+    watch.on_release(ClippedSum(1.0, 1.0), "query", output)
     assert said in watch.releases[0].missing and not len(watch.releases[0].sample)
 
 
 def test_releases_that_promise_nothing_are_left_out() -> None:
     watch = RoundLog(0, 0, True)
     broken = Output({"a": torch.zeros(2)}, GAUSSIAN, noise_std=1.0, exact={"a": torch.zeros(2)}, flags={"clipped": False})
-    watch.log_release(ClippedSum(1.0, 1.0), "query", broken)
-    watch.log_release(ClippedSum(1.0, 1.0), "query", Output({"a": torch.zeros(2)}, dpa.NonPrivateDpEvent()))
+    watch.on_release(ClippedSum(1.0, 1.0), "query", broken)
+    watch.on_release(ClippedSum(1.0, 1.0), "query", Output({"a": torch.zeros(2)}, dpa.NonPrivateDpEvent()))
     assert watch.releases == []
 
 
@@ -91,8 +91,8 @@ def test_squares_are_added_up_number_by_number_over_rows_and_releases() -> None:
     output = Output({"x": value}, GAUSSIAN, noise_std=2.0, exact={"x": torch.zeros(3, 2)}, flags={"relation:zero_out": True})
     by_rows, whole = RoundLog(0, 0, True), RoundLog(0, 0, True)
     for _ in range(2):
-        by_rows.log_release(ClippedSum(1.0, 1.0), "features", output)
-        whole.log_release(ClippedSum(1.0, 1.0), "query", output, given={"x": torch.zeros(5, 3, 2)})
+        by_rows.on_release(ClippedSum(1.0, 1.0), "features", output)
+        whole.on_release(ClippedSum(1.0, 1.0), "query", output, given={"x": torch.zeros(5, 3, 2)})
     count, total = by_rows.columns["features", "x"]
     assert (count, total.tolist()) == (6, [70.0, 112.0])
     count, total = whole.columns["query", "x"]
@@ -106,14 +106,14 @@ def test_memory_is_bounded_and_samples_of_clients_compare(monkeypatch: pytest.Mo
     for client in (0, 1, 2):
         watch = RoundLog(0, client, client == 0)
         for _ in range(4):
-            watch.log_release(mechanism, "query", mechanism({"a": torch.zeros(1, 20_000)}, noise()), None, {"a": torch.zeros(1, 1)})
+            watch.on_release(mechanism, "query", mechanism({"a": torch.zeros(1, 20_000)}, noise()), None, {"a": torch.zeros(1, 1)})
         record.add_round(watch)
     kept = {client: [len(r.sample) for r in record.rounds[0, client].releases] for client in (0, 1, 2)}
     assert kept == {0: [4096] + [256] * 3, 1: [256] * 4, 2: [0] * 4}  # past half of ROUND; past RUN; past twice RUN
     assert all(r.squares["a"][0] == 20_000 for watch in record.rounds.values() for r in watch.releases)
     own, other = RoundLog(0, 0, True), RoundLog(0, 1, False)
     for watch in (own, other):
-        watch.log_release(mechanism, "query", mechanism({"a": torch.zeros(1, 20_000)}, noise()))
+        watch.on_release(mechanism, "query", mechanism({"a": torch.zeros(1, 20_000)}, noise()))
     assert len(own.releases[0].sample) == 4096 and torch.equal(own.releases[0].sample, other.releases[0].sample)
 
 
@@ -123,7 +123,7 @@ def test_sizes_of_all_residuals_are_counted() -> None:
     assert near == (1, 2, 3, 4) and far == (3, 2, 1, 1, 1, 1)
     output = Output({"a": gaps}, GAUSSIAN, noise_std=1.0, exact={"a": torch.zeros(8)}, lattice=2.0**-16)
     watch = RoundLog(0, 1, False)
-    watch.log_release(ClippedSum(1.0, 1.0), "query", output)
+    watch.on_release(ClippedSum(1.0, 1.0), "query", output)
     (noted,) = watch.releases
     assert (noted.near, noted.far, noted.number_count, noted.step) == (near, far, 8, 2.0**-16)
 
@@ -133,7 +133,7 @@ def test_equal_sizes_of_large_releases_are_all_chosen_or_none() -> None:
     gaps = torch.randn(20_000, generator=torch.Generator().manual_seed(0))
     watch = RoundLog(0, 1, False)
     for values in (gaps, -gaps.flip(0)):
-        watch.log_release(ClippedSum(1.0, 1.0), "query", Output({"a": values}, GAUSSIAN, noise_std=1.0, exact={"a": torch.zeros(20_000)}))
+        watch.on_release(ClippedSum(1.0, 1.0), "query", Output({"a": values}, GAUSSIAN, noise_std=1.0, exact={"a": torch.zeros(20_000)}))
     one, other = (release.marked.sort().values for release in watch.releases)
     assert torch.equal(one, other) and abs(len(one) - 4096) < 5 * 4096**0.5
     assert watch.releases[0].share == 4096 / 20_000

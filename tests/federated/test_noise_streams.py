@@ -14,7 +14,7 @@ from torch import Tensor
 
 from privdd.core.rng import Keys
 from privdd.core.types import Problem
-from privdd.federated.channel import ClientContext
+from privdd.federated.channel import ClientContext, OutputLog
 from privdd.federated.experiment import Experiment
 from privdd.federated.simulation import Plan, start_training
 from privdd.privacy.mechanisms import ClientLevel
@@ -40,10 +40,10 @@ class Sent:
 def sent(experiment: Experiment, client: int = 1, round: int = 0) -> Sent:
     plan = experiment.plan
     broadcast = plan.method.broadcast(start_training(plan, experiment.new_ledger()).server)
-    ctx = plan.client_context(round, client, exact=[])
+    ctx = plan.client_context(round, client, observer=OutputLog())
     upload, _ = plan.method.local(broadcast, {}, experiment.shards[client], ctx)
     plan.channel.send(upload, ctx)
-    ((_, output),) = [(name, out) for name, out in ctx.exact or [] if name == "update"]
+    ((_, output),) = [(name, out) for name, out in ctx.observer.outputs if name == "update"]
     flat = [torch.cat([t.double().flatten() for t in (v or {}).values()]) for v in (output.value, output.exact)]
     return Sent(*flat, output.noise_std)
 

@@ -26,6 +26,7 @@ from privdd.distillation.guided_images import (
 )
 from privdd.distillation.image_fitting import FittingSettings, GradientPath, fit_to_gradients
 from privdd.distillation.public_features import head_gradients
+from privdd.federated.channel import OutputLog
 from privdd.methods.feddm_guided import FedDMGuided
 from tests.federations import finished, tiny
 
@@ -44,9 +45,9 @@ def test_one_record_moves_each_read_by_its_clip_norm_and_no_more() -> None:
         guest = Records(x[None], torch.tensor([3]), torch.tensor([10**6]))
         outputs = []
         for train in (shard.train, Records.concat([shard.train, guest])):
-            ctx = replace(plan.client_context(0, 0), exact=[])
+            ctx = replace(plan.client_context(0, 0), observer=OutputLog())
             plan.method.local(broadcast, {}, shard.with_train(train), ctx)
-            outputs.append(ctx.exact or [])
+            outputs.append(ctx.observer.outputs)
         for (name, without), (_, inside) in zip(*outputs, strict=True):
             moved = torch.cat([(inside.exact[n] - t).flatten() for n, t in without.exact.items()])
             found.setdefault(name, []).append(float(moved.norm()) / without.sensitivity)

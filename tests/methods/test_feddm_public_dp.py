@@ -12,7 +12,7 @@ from attacks.lpips import load_pretrained_trunk
 from privdd.cli.build import build_experiment
 from privdd.cli.compose import compose_config
 from privdd.core.types import Artifact, Records, Shard
-from privdd.federated.channel import ClientContext
+from privdd.federated.channel import ClientContext, OutputLog
 from privdd.federated.simulation import Plan
 
 torch.set_num_threads(1)
@@ -28,7 +28,7 @@ def federation(*more: str):  # type: ignore[no-untyped-def]
 
 
 def released(plan: Plan, shard: Shard, **kw: object) -> tuple[dict[str, Artifact], ClientContext]:
-    ctx = replace(plan.client_context(0, 0), exact=[], **kw)  # type: ignore[arg-type]
+    ctx = replace(plan.client_context(0, 0), observer=OutputLog(), **kw)  # type: ignore[arg-type]
     sent = plan.method.broadcast(plan.method.init(plan.problem, plan.keys))
     return plan.method.local(sent, {}, shard, ctx)[0], ctx  # type: ignore[return-value]
 
@@ -40,7 +40,7 @@ def moves(plan: Plan, shard: Shard, x: Tensor, label: int) -> list[tuple[str, fl
     _, inside = released(plan, shard.with_train(Records.concat([shard.train, guest])))
     return [
         (name, float((next(iter(a.exact.values())) - next(iter(b.exact.values()))).norm()) / a.sensitivity)
-        for (name, a), (_, b) in zip(inside.exact, without.exact, strict=True)  # type: ignore[arg-type]
+        for (name, a), (_, b) in zip(inside.observer.outputs, without.observer.outputs, strict=True)  # type: ignore[arg-type]
     ]
 
 

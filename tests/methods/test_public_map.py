@@ -10,6 +10,7 @@ import torch.nn.functional as F
 
 from attacks.lpips import load_pretrained_trunk
 from privdd.core.types import Records
+from privdd.federated.channel import OutputLog
 from privdd.federated.experiment import Experiment
 from privdd.federated.simulation import Progress, run_round, start_training
 from privdd.methods.dp_head import DPHead
@@ -40,9 +41,9 @@ def test_one_record_moves_a_release_by_the_clip_norm_and_no_more(algo: str) -> N
         guest = Records(x[None], torch.tensor([3]), torch.tensor([10**6]))
         outputs = []
         for train in (shard.train, Records.concat([shard.train, guest])):
-            ctx = replace(plan.client_context(0, 0), exact=[])
+            ctx = replace(plan.client_context(0, 0), observer=OutputLog())
             plan.method.local(broadcast, {}, shard.with_train(train), ctx)
-            outputs.append([output for _, output in ctx.exact or []])
+            outputs.append([output for _, output in ctx.observer.outputs])
         for without, inside in zip(*outputs, strict=True):
             moved = torch.cat([(inside.exact[n] - t).flatten() for n, t in without.exact.items()])
             found.append(float(moved.norm()) / without.sensitivity)

@@ -83,7 +83,7 @@ def test_sensitivity_of_a_step_is_at_most_one() -> None:
         for part in (harsh, harsh.take(range(20))):
             ctx = context({"dpsgd": ClippedSum(1.0, 0.1, 1.0, 20.0)})
             dp_local_sgd(net, start(net), part, lr=0.1, momentum=0.0, weight_decay=0.0, steps=1, ctx=ctx)
-            exact.append(torch.cat([t.flatten() for t in ctx.exact[0][1].exact.values()]))  # type: ignore[index, union-attr]
+            exact.append(torch.cat([t.flatten() for t in ctx.observer.outputs[0][1].exact.values()]))  # type: ignore[index, union-attr]
         moves.append(float((exact[0] - exact[1]).norm()) * 20.0 / 0.1)
     assert 0.9 < max(moves) <= 1 + 1e-4
 

@@ -20,22 +20,53 @@ from attacks.canaries import Canaries, join_canaries, mislabel_records, out_of_d
 from privdd.core.device import to_device
 from privdd.core.rng import Keys
 from privdd.core.types import Received, Records, Shard, State, Tensors, Values
-from privdd.federated.channel import POST_PROCESSING, ClientContext, TranscriptEnded, device_of, digest_tensors
-from privdd.federated.noise_log import RoundLog
+from privdd.federated.channel import (
+    POST_PROCESSING,
+    ClientContext,
+    ReleaseObserver,
+    TranscriptEnded,
+    UndeclaredArtifact,
+    device_of,
+    digest_tensors,
+)
 from privdd.federated.simulation import Plan, Snapshot
 from privdd.privacy.ledger import UNPROTECTED_EVENTS
 from privdd.privacy.mechanism import LedgerRow, Mechanism, Output
-from privdd.privacy.noise import SeededNoise
+from privdd.privacy.noise import ZERO_NOISE, Noise, SeededNoise
 
 
-@dataclass(frozen=True)
-class ZeroNoise:
-    """Noise of size zero, for when only a mechanism's value before noise is wanted."""
+@dataclass
+class InstrumentedContext(ClientContext):
+    """A client's round played again: ``observer`` says who is sampled and what each query is answered."""
 
-    def normal(self, shape: tuple[int, ...]) -> Tensor:
-        return torch.zeros(shape)
+    def sample(self, name: str, count: int) -> Tensor:
+        everyone = torch.ones(count, dtype=torch.bool)
+        taken = self._player.on_sample(name, float(self.mechanisms[name].sampling_probability), everyone)
+        return everyone if taken is None else taken
 
-    laplace = uniform = normal
+    def mechanism(self, name: str, contributions: Tensors, *, partition: str | None = None) -> Tensors:
+        if name not in self.queries:
+            raise UndeclaredArtifact(f"query {name!r} is not declared; declared are {sorted(self.queries)}")
+        given = to_device(contributions, "cpu")  # what is noted is compared there
+        value = self._player.on_release(self.mechanisms[name], name, None, partition, given) or {}
+        self.outputs.append(value)
+        return to_device(value, device_of(contributions))
+
+    @property
+    def _player(self) -> ReleaseObserver:
+        if self.observer is None:
+            raise ValueError("an instrumented round needs an observer that answers")
+        return self.observer
+
+
+def instrumented_context(
+    plan: Plan, round: int, observer: ReleaseObserver, class_list: Sequence[int] | None = None
+) -> InstrumentedContext:
+    """The audited client's round as ``observer`` plays it: public streams as in the run."""
+    ctx = plan.client_context(round, plan.victim)
+    problem = ctx.problem if class_list is None else replace(ctx.problem, class_list=tuple(class_list))
+    held = (ctx.keys, problem, ctx.mechanisms, ctx.queries, "seed", plan.relation)
+    return InstrumentedContext(round, plan.victim, *held, observer=observer)
 
 
 @dataclass(frozen=True)
@@ -49,38 +80,35 @@ class RecordedRelease:
     released: Output
 
 
-ReleaseObserver = Callable[[Mechanism, RecordedRelease], None]
-
-
 @dataclass
-class RecordingContext(ClientContext):
-    """The recording context.
+class ReleaseRecorder:
+    """Runs every release, with the guests or without, and tells ``observe`` of it.
 
-    observe: called after each release; inside: (query, partition) -> whether the partition's guests take part in
-    this release; guests: partition -> how many guests it has (None: a query over all records); forced: outputs to
-    return instead of the real ones; drawn: number of records -> who is drawn (n,) bool.
+    inside: (query, partition) -> whether the partition's guests take part in this release; guests: partition -> how many
+    guests it has (None: a query over all records); forced: outputs to return instead of the real ones; drawn: number of
+    records -> who is drawn (n,) bool, all unless it is given: ``inside`` decides about the guests.
     """
 
-    observe: ReleaseObserver = lambda mechanism, heeded: None
+    noise: Noise
+    observe: Callable[[Mechanism, RecordedRelease], None]
     inside: Callable[[str, str | None], bool] = lambda name, partition: False
     guests: Mapping[str | None, int] = field(default_factory=dict)
     forced: Sequence[Tensors] | None = None
-    drawn: Callable[[int], Tensor] = lambda count: torch.ones(count, dtype=torch.bool)
+    drawn: Callable[[int], Tensor] | None = None
+    answered: int = 0
 
-    def sample(self, name: str, count: int) -> Tensor:
-        """All records are sampled unless ``drawn`` says otherwise: ``inside`` decides about the guests."""
-        return self.drawn(count)
+    def on_sample(self, name: str, probability: float, taken: Tensor) -> Tensor:
+        return self.drawn(len(taken)) if self.drawn else taken
 
-    def mechanism(self, name: str, contributions: Tensors, *, partition: str | None = None) -> Tensors:
-        mechanism, where = self.mechanisms[name], device_of(contributions)
-        contributions = to_device(contributions, "cpu")  # what is recorded is compared there
+    def on_release(
+        self, mechanism: Mechanism, name: str, output: Output | None, partition: str | None = None, given: Tensors | None = None
+    ) -> Tensors:  # fmt: skip
+        rows = given or {}
         guests = self.guests.get(partition, 0) if mechanism.per_record else 0
-        taking = contributions if self.inside(name, partition) else without_guests(contributions, guests)
-        output = mechanism(taking, self.noise)
-        self.observe(mechanism, RecordedRelease(name, partition, contributions, guests, output))
-        value = output.value if self.forced is None else self.forced[len(self.outputs)]
-        self.outputs.append(value)
-        return to_device(value, where)
+        output = mechanism(rows if self.inside(name, partition) else without_guests(rows, guests), self.noise)
+        self.observe(mechanism, RecordedRelease(name, partition, rows, guests, output))
+        self.answered += 1
+        return output.value if self.forced is None else self.forced[self.answered - 1]
 
 
 def without_guests(rows: Tensors, guests: int) -> Tensors:
@@ -94,14 +122,14 @@ def value_before_noise(mechanism: Mechanism, rows: Tensors) -> Tensors:
     That is what it releases where the noise is zero. If it says otherwise of itself (``Output.exact``), and does not draw
     noise from elsewhere, the larger of the two counts: either may be what it does.
     """
-    output = mechanism(rows, ZeroNoise())
+    output = mechanism(rows, ZERO_NOISE)
     said = output.exact or {}
     if not said or _is_close(said, output.value) or any(said[n].shape != t.shape for n, t in output.value.items()):
         return said
     larger = float(flatten_tensors(output.value).double().norm()) > float(
         flatten_tensors(said).double().norm()
     )  # not where one is no number
-    return output.value if larger and _is_close(mechanism(rows, ZeroNoise()).value, output.value) else said
+    return output.value if larger and _is_close(mechanism(rows, ZERO_NOISE).value, output.value) else said
 
 
 def _is_close(one: Tensors, other: Tensors) -> bool:
@@ -119,18 +147,18 @@ def flatten_tensors(value: Tensors) -> Tensor:
 
 
 def recording_context(
-    plan: Plan, round: int, keys: Keys, class_list: Sequence[int] | None = None, **more: Any
-) -> RecordingContext:
-    """The audited client's recording context in ``round``: noise from ``keys``, public streams as in the run."""
-    ctx = plan.client_context(round, plan.victim)
-    problem = ctx.problem
-    if class_list is not None:
-        problem = replace(problem, class_list=tuple(class_list))
-    made = RecordingContext(
-        round, plan.victim, ctx.keys, problem, ctx.mechanisms, ctx.queries, "seed", plan.relation, **more
-    )
-    made.noise = SeededNoise(keys.torch())
-    return made
+    plan: Plan,
+    round: int,
+    keys: Keys,
+    observe: Callable[[Mechanism, RecordedRelease], None],
+    class_list: Sequence[int] | None = None,
+    **more: Any,
+) -> InstrumentedContext:
+    """The audited client's round with noise from ``keys``; more: of ``ReleaseRecorder``."""
+    noise = SeededNoise(keys.torch())
+    ctx = instrumented_context(plan, round, ReleaseRecorder(noise, observe, **more), class_list)
+    ctx.noise = noise
+    return ctx
 
 
 def stated_multiplier(output: Output) -> float:
@@ -317,16 +345,16 @@ def message_form(value: Tensors) -> MessageForm:
 
 
 @dataclass
-class ReleaseFormLog(RoundLog):
+class ReleaseFormLog:
     """Notes of each protected release which query it answers, for which cell, and its form."""
 
     forms: list[tuple[str, str | None, MessageForm]] = field(default_factory=list)
 
-    def log_release(self, mechanism: Mechanism, name: str, output: Output, *given: Any) -> None:
-        if not isinstance(output.event, dpa.NonPrivateDpEvent) and all(output.flags.values()):
+    def on_release(self, mechanism: Mechanism, name: str, output: Output | None, *given: Any) -> None:
+        if output and not isinstance(output.event, dpa.NonPrivateDpEvent) and all(output.flags.values()):
             self.forms.append((name, given[0] if given else None, message_form(output.value)))
 
-    def log_sample(self, *given: Any) -> None:
+    def on_sample(self, *given: Any) -> None:
         """Who is drawn does not matter: queries are answered alike."""
 
 
@@ -351,11 +379,11 @@ def trace_round(
     plan: Plan, round: int, broadcast: Values, memory: State, shard: Shard, transcript: Sequence[Tensors] | None = None
 ) -> RoundTrace:
     """One client's round; transcript: what its queries are answered. Raises TranscriptEnded where it asks for more."""
-    watch = ReleaseFormLog(round, shard.client, False)
-    ctx = plan.client_context(round, shard.client, transcript=transcript, watch=watch)
+    log = ReleaseFormLog()
+    ctx = plan.client_context(round, shard.client, transcript=transcript, observer=log)
     upload, memory = plan.method.local(broadcast, dict(memory), shard, ctx)
     received, rows = plan.channel.send(upload, ctx)
-    return RoundTrace(received, rows, {n: t.detach() for n, t in memory.items()}, list(ctx.outputs), watch.forms)
+    return RoundTrace(received, rows, {n: t.detach() for n, t in memory.items()}, list(ctx.outputs), log.forms)
 
 
 def protected_rows(rows: Sequence[LedgerRow]) -> list[LedgerRow]:

@@ -19,8 +19,8 @@ from torch.func import vjp, vmap
 from attacks.canaries import Canaries, craft_canaries, join_canaries
 from attacks.certificates import gaussian_log_ratio, subsampled_log_ratio
 from privdd.auditing.dp_tests.instrumentation import (
+    InstrumentedContext,
     RecordedRelease,
-    RecordingContext,
     copies_of_record,
     flatten_tensors,
     recording_context,
@@ -217,8 +217,8 @@ def runs_by_class(stage: QuerySetup, runs: int, keys: Keys, *, releases: int = 0
         plan,
         stage.snapshot.round,
         keys.fold("noise"),
+        recorder,
         range(total),
-        observe=recorder,
         inside=is_inside,
         guests={f"label:{run}": 1 for run in range(total)},
     )
@@ -245,7 +245,7 @@ def _flip_coin(probability: float, coins: torch.Generator) -> bool:
     return probability >= 1 or bool(torch.rand((), generator=coins) < probability)
 
 
-def _run_release_hook(stage: QuerySetup, ctx: RecordingContext, shard: Shard) -> Upload:
+def _run_release_hook(stage: QuerySetup, ctx: InstrumentedContext, shard: Shard) -> Upload:
     """The upload by the method's ``released`` hook, whose default is its whole local work."""
     return stage.plan.method.audit_hooks.released(stage.snapshot.broadcast, shard, ctx)
 

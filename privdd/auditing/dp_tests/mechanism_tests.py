@@ -18,7 +18,6 @@ from privdd.auditing.dp_tests.instrumentation import (
     MemoryHistory,
     RecordedRelease,
     SeenContributions,
-    ZeroNoise,
     common_label,
     copies_of_record,
     draw_own_records,
@@ -56,13 +55,14 @@ from privdd.auditing.dp_tests.sensitivity_test import (
 from privdd.auditing.dp_tests.statement import GuaranteeSubject, Statement, curve_finding
 from privdd.core.rng import Keys
 from privdd.core.types import Artifact, Records, Shard, State, Tensors
+from privdd.federated.channel import OutputLog
 from privdd.federated.settings import GuaranteeBudget
 from privdd.federated.simulation import Plan, Snapshot
 from privdd.privacy.accounting import epsilon
 from privdd.privacy.claims import DELTA, Claim, smallest_claim
 from privdd.privacy.mechanism import Mechanism, Output
 from privdd.privacy.mechanisms import AggregateClip, FeatureNoise
-from privdd.privacy.noise import SeededNoise
+from privdd.privacy.noise import ZERO_NOISE, SeededNoise
 
 PER_STEP_QUERY = "synthetic_gradient"  # released separately at every step and for every class
 
@@ -188,7 +188,7 @@ def client_query_findings(subject: GuaranteeSubject) -> Iterator[Finding]:
 
 def _measure_largest_change(subject: GuaranteeSubject, round: int) -> _LargestChange:
     snapshot, moved = subject.snapshots[round], _LargestChange()
-    ctx = recording_context(subject.plan, round, subject.keys.fold("t1", "client", round), observe=moved)
+    ctx = recording_context(subject.plan, round, subject.keys.fold("t1", "client", round), moved)
     subject.plan.method.local(snapshot.broadcast, dict(snapshot.memory), subject.shard, ctx)
     return moved
 
@@ -308,10 +308,11 @@ def compare_updates(
 
 def _send_update(subject: GuaranteeSubject, snapshot: Snapshot, name: str, number: int, update: Tensors) -> Output:
     plan = replace(subject.plan, keys=subject.keys.fold("t1", name, number))
-    ctx = plan.client_context(snapshot.round, plan.victim, exact=[])
+    log = OutputLog()
+    ctx = plan.client_context(snapshot.round, plan.victim, observer=log)
     ctx.noise = SeededNoise(plan.keys.fold("noise").torch())
     plan.channel.send({name: Artifact(update)}, ctx)
-    return (ctx.exact or [])[0][1]
+    return log.outputs[0][1]
 
 
 def runs_of_updates(
@@ -403,10 +404,11 @@ def _send_features(subject: GuaranteeSubject, name: str, guests: Canaries, round
         whole, nulls = base, Records(torch.zeros_like(gone.x), gone.y, gone.ids)
     shard = replace(subject.shard, train=whole, nulls=nulls)
     keys = replace(plan, keys=subject.keys.fold("t1", name))
-    ctx = keys.client_context(snapshot.round, plan.victim, exact=[])
+    log = OutputLog()
+    ctx = keys.client_context(snapshot.round, plan.victim, observer=log)
     upload, _ = plan.method.local(snapshot.broadcast, dict(snapshot.memory), shard, ctx)
     plan.channel.send({name: upload[name]}, ctx)
-    return next(output for key, output in ctx.exact or [] if key == name)
+    return next(output for key, output in log.outputs if key == name)
 
 
 def _compare_rows(mechanism: FeatureNoise, inside: Output, outside: Output, guests: int) -> SensitivityTally:
@@ -504,7 +506,7 @@ def _clip_ball_diameter(subject: GuaranteeSubject, snapshot: Snapshot, name: str
     held = {len(subject.shard.train) + more for more in (0, len(subject.shard.nulls or ()))}
     if not value or all(t.ndim and len(t) in held for t in value.values()):
         return 0.0
-    ends = [mechanism({n: UNBOUNDED * sign * t for n, t in value.items()}, ZeroNoise()) for sign in (1.0, -1.0)]
+    ends = [mechanism({n: UNBOUNDED * sign * t for n, t in value.items()}, ZERO_NOISE) for sign in (1.0, -1.0)]
     one, other = (flatten_tensors(end.exact or {}).double() for end in ends)
     if not float(one.norm()) < UNBOUNDED / 2 * float(flatten_tensors(value).norm()):
         return 0.0
@@ -522,7 +524,7 @@ def _measure_change(history: MemoryHistory, keys: Keys, round: int, name: str, o
         return UNBOUNDED
     if name not in out.upload:
         return 0.0
-    before, after = (plan.mechanisms[name](run.upload[name].value, ZeroNoise()) for run in (out, inside) if run.upload)
+    before, after = (plan.mechanisms[name](run.upload[name].value, ZERO_NOISE) for run in (out, inside) if run.upload)
     if not before.exact or not after.exact or not isinstance(before.event, SINGLE_NOISE_EVENTS):
         return None
     one, other = flatten_tensors(before.exact), flatten_tensors(after.exact)
@@ -625,9 +627,7 @@ def change_along_method(
             if isinstance(mechanism, AggregateClip):
                 units.append(heeded.released.noise_std / mechanism.noise_multiplier)
 
-        ctx = recording_context(
-            plan, snapshot.round, subject.keys.fold("t1"), [label], observe=keep_value, forced=forced
-        )
+        ctx = recording_context(plan, snapshot.round, subject.keys.fold("t1"), keep_value, [label], forced=forced)
         plan.method.local(
             snapshot.broadcast, {}, with_records(subject.shard, type(copied)(x, copied.y, copied.ids)), ctx
         )

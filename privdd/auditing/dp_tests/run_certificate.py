@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
 import numpy as np
@@ -18,15 +18,14 @@ from torch import Tensor
 from attacks.canaries import Canaries
 from attacks.certificates import TiltedDraws, certified_epsilon, draw_tilted_runs
 from attacks.types import Finding
-from privdd.auditing.dp_tests.instrumentation import with_guests, with_records
+from privdd.auditing.dp_tests.instrumentation import instrumented_context, with_guests, with_records
 from privdd.auditing.dp_tests.mechanism_tests import craft_guests
 from privdd.auditing.dp_tests.statement import GuaranteeSubject, Statement
 from privdd.auditing.dp_tests.tilted_replay import (
-    LockstepContext,
     NoiseNotPrescribed,
     RoundPlayed,
     RunScript,
-    TiltedContext,
+    ScriptPlayer,
     exchange_records,
     run_in_lockstep,
 )
@@ -84,13 +83,13 @@ class WholeRunReplay:
             last = (
                 self.releases_by_round[round] if (self.early or not self._is_own_snapshot(round)) and not outward else 0
             )
-            ctx = self._tilted_context(round, script, last)
-            ctx.few = few + min(map(len, script.steps)) if few else 0
+            enough = few + min(map(len, script.steps)) if few else 0
+            player = ScriptPlayer(script, self.hosts.y.tolist(), last, enough)
             with suppress(RoundPlayed):
-                upload = self._run_local(round, ctx, self.snapshot_before(round).broadcast, outward)
+                upload = self._run_local(round, player, self.snapshot_before(round).broadcast, outward)
                 for name in outward:
                     self._release_upload(script, name, upload[name].value)
-            made[round] = ctx.made
+            made[round] = player.made
         return made
 
     def _is_own_snapshot(self, round: int) -> bool:
@@ -104,13 +103,9 @@ class WholeRunReplay:
                 for script in scripts:
                     self.play_run(script, [round])
                 continue
-            of = self._tilted_context(
-                round,
-                scripts[0],
-                self.releases_by_round[round] if self.early or not self._is_own_snapshot(round) else 0,
-            )
-            ctx = LockstepContext(**{f.name: getattr(of, f.name) for f in fields(of) if f.init}, scripts=scripts)
-            run_in_lockstep(partial(self._run_local, round, ctx), self.snapshot_before(round).broadcast, ctx)
+            last = self.releases_by_round[round] if self.early or not self._is_own_snapshot(round) else 0
+            player = ScriptPlayer(scripts[0], self.hosts.y.tolist(), last, scripts=scripts)
+            run_in_lockstep(partial(self._run_local, round, player), self.snapshot_before(round).broadcast, player)
 
     def _noised_uploads(self, round: int) -> list[str]:
         """Uploads of this round that the channel noises."""
@@ -120,15 +115,8 @@ class WholeRunReplay:
             n for n in dict.fromkeys(r.name for r in rows if r.is_protected) if n in subject.plan.channel.mechanisms
         ]
 
-    def _tilted_context(self, round: int, script: RunScript, last: int) -> TiltedContext:
-        plan = self.subject.plan
-        of = plan.client_context(round, plan.victim)
-        shared = (of.keys, of.problem, of.mechanisms, of.queries, of.noise_source, of.relation)
-        ctx = TiltedContext(round, plan.victim, *shared)
-        ctx.script, ctx.labels, ctx.last = script, self.hosts.y.tolist(), last
-        return ctx
-
-    def _run_local(self, round: int, ctx: TiltedContext, broadcast: Values, outward: Sequence[str] = ()) -> Upload:
+    def _run_local(self, round: int, player: ScriptPlayer, broadcast: Values, outward: Sequence[str] = ()) -> Upload:
+        ctx = instrumented_context(self.subject.plan, round, player)
         method, memory = self.subject.plan_with_few_images().method, dict(self.snapshot_before(round).memory)
         shard = with_records(self.subject.shard, self.host_records)
         if overrides_hook(method, "released") and not outward:
@@ -304,7 +292,7 @@ def certify_record(subject: GuaranteeSubject) -> RunCertificate:
 def _is_vectorisable(run: WholeRunReplay) -> bool:
     """Whether ``vmap`` can run the local code: tried on the first round."""
     first = replace(run)
-    first.__dict__["rounds"] = dict(list(run.releases_by_round.items())[:1])
+    first.__dict__["releases_by_round"] = dict(list(run.releases_by_round.items())[:1])
     try:
         first.play_in_lockstep([first.new_script(run.subject.keys.fold("together").torch())])
     except NoiseNotPrescribed:

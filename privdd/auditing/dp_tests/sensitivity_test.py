@@ -27,7 +27,6 @@ from privdd.auditing.dp_tests.instrumentation import (
     MemoryHistory,
     RecordedRelease,
     SeenContributions,
-    ZeroNoise,
     contribution_fingerprints,
     contribution_norms,
     equal_fingerprints,
@@ -48,6 +47,7 @@ from privdd.core.types import Records, Shard, State, Tensors, Upload
 from privdd.federated.channel import digest_tensors
 from privdd.federated.simulation import Plan, Snapshot
 from privdd.privacy.mechanism import Mechanism
+from privdd.privacy.noise import ZERO_NOISE
 
 ROUNDING_TOLERANCE = 1e-4  # of the contributions' size: batched kernels round differently with the batch size
 ROUNDING_UNITS = 1e-2  # units: a release changed by less has only been rounded in another way
@@ -316,7 +316,7 @@ def run_forced_round(
 ) -> ForcedRun:
     """The round with every record sampled; forced: what its releases return."""
     run = ForcedRun(seen, [])
-    ctx = recording_context(plan, snapshot.round, keys, observe=run.seen, forced=forced, **more)
+    ctx = recording_context(plan, snapshot.round, keys, run.seen, forced=forced, **more)
     ctx.outputs = run.outputs
     try:
         run.upload, run.memory = plan.method.local(snapshot.broadcast, dict(snapshot.memory), shard, ctx)
@@ -355,7 +355,7 @@ def _list_differences(plan: Plan, out: Upload, inside: Upload) -> Iterator[str]:
 
 
 def _form_of_release(plan: Plan, name: str, value: Tensors) -> str:
-    return str(message_form(plan.mechanisms[name](value, ZeroNoise()).value))
+    return str(message_form(plan.mechanisms[name](value, ZERO_NOISE).value))
 
 
 def _is_identical(a: Tensors, b: Tensors) -> bool:
@@ -532,7 +532,7 @@ def measure_sensitivity(
     forced: list[Tensors] | None = None
     for examiner, who in ((first, strangers), (second, guests)):
         ctx = recording_context(
-            plan, snapshot.round, keys, labels, observe=examiner, guests=_guest_counts(guests), forced=forced
+            plan, snapshot.round, keys, examiner, labels, guests=_guest_counts(guests), forced=forced
         )
         client = with_records(shard, with_guests(base, who))
         memory = dict(history.snapshot_before(snapshot.round, client).memory)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import dp_accounting as dpa
@@ -19,9 +19,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from attacks.certificates import TiltedDraws
-from privdd.core.device import to_device
 from privdd.core.types import Tensors
-from privdd.federated.channel import ClientContext, UndeclaredArtifact, device_of
 from privdd.privacy.events import tally_events
 from privdd.privacy.mechanism import Mechanism, Output
 
@@ -57,8 +55,7 @@ class PrescribedNoise:
     def laplace(self, shape: tuple[int, ...]) -> Tensor:
         raise NoiseNotPrescribed("its noise is not Gaussian")
 
-    def uniform(self, shape: tuple[int, ...]) -> Tensor:
-        raise NoiseNotPrescribed("its noise is not Gaussian")
+    uniform = laplace
 
 
 @dataclass(frozen=True)
@@ -287,45 +284,54 @@ def _participating_rows(present: Tensors, nobody: Tensors, alone: Sequence[Tenso
 
 
 @dataclass
-class TiltedContext(ClientContext):
-    """labels: of the client's records, one a run; last: releases of queries in this round, 0 = do not stop early;
-    few: so many releases of each run are enough, 0 = all."""
+class ScriptPlayer:
+    """Answers a round's queries by a script: all records take part as far as the method sees, and dealt coins decide.
 
-    script: RunScript = field(default_factory=lambda: RunScript(1, torch.Generator()))
+    labels: of the client's records, one a run; last: releases of queries in this round, 0 = do not stop early; few: so many
+    releases of each run are enough, 0 = all; scripts: of runs in lockstep, one record each; lane: () as the local code sees
+    it, one number a run.
+    """
+
+    script: RunScript
     labels: Sequence[int] = ()
     last: int = 0
     few: int = 0
     made: int = 0
+    scripts: Sequence[RunScript] = ()
+    lane: Tensor = field(default_factory=lambda: torch.zeros(()))
 
-    def sample(self, name: str, count: int) -> Tensor:
-        """All take part as far as the method sees; whether they do is decided by dealt coins in ``mechanism``."""
-        return torch.ones(count, dtype=torch.bool)
+    def on_sample(self, *draw: object) -> None:
+        """Everybody."""
 
-    def mechanism(self, name: str, contributions: Tensors, *, partition: str | None = None) -> Tensors:
-        if name not in self.queries:
-            raise UndeclaredArtifact(f"query {name!r} is not declared; declared are {sorted(self.queries)}")
-        mechanism = self.mechanisms[name]
-        wanted = None if partition is None else int(partition.removeprefix("label:"))
+    def on_release(
+        self, mechanism: Mechanism, name: str, output: Output | None, partition: str | None = None, given: Tensors | None = None
+    ) -> Tensors:  # fmt: skip
+        rows, wanted = given or {}, None if partition is None else int(partition.removeprefix("label:"))
         hosts = [h for h, label in enumerate(self.labels) if wanted in (None, label)]
-        count, needed = len(next(iter(contributions.values()))), len(hosts) * (2 if self.script.exchanged else 1)
+        count, needed = len(next(iter(rows.values()))), len(hosts) * (2 if self.script.exchanged else 1)
         if count != needed and needed != 1:  # of one record alone, all are its own
             raise NoiseNotPrescribed(
                 f"query {name!r} is asked with {count} contributions of {needed} records: whose is not known"
             )
-        where, contributions = (
-            device_of(contributions),
-            to_device(contributions, "cpu"),
-        )  # where the script's numbers are
-        value = self.answer_query(mechanism, contributions, hosts)
-        self.outputs.append(value)
+        value = (self._answer_all_runs if self.scripts else partial(release_query, self.script))(mechanism, rows, hosts)
         self.made += 1
         if self.made == self.last or (self.few and min(map(len, self.script.steps)) >= self.few):
             raise RoundPlayed
-        return to_device(value, where)
+        return value
 
-    def answer_query(self, mechanism: Mechanism, contributions: Tensors, hosts: Sequence[int]) -> Tensors:
-        """What the mechanism releases; ``hosts``: the runs whose records take part, in order."""
-        return release_query(self.script, mechanism, contributions, hosts)
+    def _answer_all_runs(self, mechanism: Mechanism, contributions: Tensors, hosts: Sequence[int]) -> Tensors:
+        names, released = list(contributions), list[str]()
+
+        def answer_runs(tensors: Sequence[Tensor]) -> list[Tensor]:
+            each = zip(*(tensor.unbind() for tensor in tensors))  # the tensors of one run
+            made = [
+                release_query(script, mechanism, dict(zip(names, of)), hosts) for script, of in zip(self.scripts, each)
+            ]
+            released.extend(made[0])
+            return [torch.stack([one[n] for one in made]) for n in made[0]]
+
+        answers = _LeaveVmap.apply(answer_runs, self.lane, *contributions.values())
+        return dict(zip(released, answers))
 
 
 def release_query(script: RunScript, mechanism: Mechanism, contributions: Tensors, hosts: Sequence[int]) -> Tensors:
@@ -384,37 +390,19 @@ class _LeaveVmap(torch.autograd.Function):
         return answers, (0,) * len(answers)
 
 
-@dataclass
-class LockstepContext(TiltedContext):
-    """scripts: of the R runs, one record each; lane: () as the local code sees it, one number a run."""
-
-    scripts: Sequence[RunScript] = ()
-    lane: Tensor = field(default_factory=lambda: torch.zeros(()))
-
-    def answer_query(self, mechanism: Mechanism, contributions: Tensors, hosts: Sequence[int]) -> Tensors:
-        names, released = list(contributions), list[str]()
-
-        def answer_all_runs(tensors: Sequence[Tensor]) -> list[Tensor]:
-            each = zip(*(tensor.unbind() for tensor in tensors))  # the tensors of one run
-            made = [
-                release_query(script, mechanism, dict(zip(names, of)), hosts) for script, of in zip(self.scripts, each)
-            ]
-            released.extend(made[0])
-            return [torch.stack([one[n] for one in made]) for n in made[0]]
-
-        answers = _LeaveVmap.apply(answer_all_runs, self.lane, *contributions.values())
-        return dict(zip(released, answers))
-
-
 def run_in_lockstep(
-    local: Callable[[Mapping[str, Tensors]], Any], broadcast: Mapping[str, Tensors], ctx: LockstepContext
+    local: Callable[[Mapping[str, Tensors]], Any], broadcast: Mapping[str, Tensors], player: ScriptPlayer
 ) -> None:
-    """Run ``local`` on what was sent, for every script of ``ctx``, until it ends or ``RoundPlayed`` is raised."""
-    runs = len(ctx.scripts)
+    """Run ``local`` on what was sent, for every script of ``player``, until it ends or ``RoundPlayed`` is raised.
+
+    ``torch.func.vmap`` runs the code on the states of all runs at a time; where it asks a mechanism, the answers are made one by
+    one, by the mechanism itself. Code that branches on what it computed raises RuntimeError: it is played run by run.
+    """
+    runs = len(player.scripts)
     wide = {g: {n: t.expand(runs, *t.shape) for n, t in group.items()} for g, group in broadcast.items()}
 
     def run_lane(lane: Tensor, sent: Mapping[str, Tensors]) -> Tensor:
-        ctx.lane = lane
+        player.lane = lane
         local(sent)
         return lane
 

@@ -9,17 +9,17 @@ from privdd.auditing.dp_tests.instrumentation import (
     EnoughReleases,
     RecordedRelease,
     SeenContributions,
-    ZeroNoise,
     contribution_norms,
     single_contributions,
 )
 from privdd.privacy.mechanisms import ClippedSum
+from privdd.privacy.noise import ZERO_NOISE
 
 MECHANISM = ClippedSum(1.0, 1.0)
 
 
 def heeded(rows: torch.Tensor, cell: str | None = None) -> RecordedRelease:
-    return RecordedRelease("sums", cell, {"rows": rows}, 0, MECHANISM({"rows": rows}, ZeroNoise()))
+    return RecordedRelease("sums", cell, {"rows": rows}, 0, MECHANISM({"rows": rows}, ZERO_NOISE))
 
 
 def test_single_contributions_are_clipped_and_their_sizes_are_not() -> None:

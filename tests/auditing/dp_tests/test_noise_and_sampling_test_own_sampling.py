@@ -49,7 +49,7 @@ def test_releases_are_of_those_who_were_drawn(way: str) -> None:
     watch, g = RoundLog(0, 0, True, HELD), np.random.default_rng(0)
     for _ in range(RELEASES):
         taken = torch.from_numpy(g.random(HELD) < Q)
-        watch.log_sample("dpsgd", Q, taken)
+        watch.on_sample("dpsgd", Q, taken)
         watch.releases += [ReleaseLog("dpsgd", None, part) for part in of(int(taken.sum()))]
     smallest = min(look.p for look in sampling_outcomes([watch], "dpsgd", Q))
     assert smallest > 1e-3 if sound else smallest == 0

@@ -19,7 +19,7 @@ from privdd.auditing.dp_tests.noise_and_sampling_test import (
 from privdd.auditing.dp_tests.randomness_statistics import p_value_limit
 from privdd.auditing.dp_tests.runner import subject_of_sums
 from privdd.auditing.dp_tests.statement import GuaranteeSubject
-from privdd.auditing.replay import ScaledNoise
+from privdd.auditing.replay import scale_noise
 from privdd.federated.channel import ClientContext
 from privdd.federated.noise_log import NoiseLog
 from privdd.federated.settings import GuaranteeBudget
@@ -43,7 +43,7 @@ class OneQuiet(Plan):
     def client_context(self, round: int, client: int, **more: Any) -> ClientContext:
         ctx = super().client_context(round, client, **more)
         if client == 2 and self.only in (None, round):
-            ctx.noise = ScaledNoise(ctx.noise, self.times)
+            ctx.noise = scale_noise(ctx.noise, self.times)
         return ctx
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from attacks.epsilon import gaussian_epsilon
-from privdd.auditing.dp_tests.instrumentation import ZeroNoise, copies_of_record
+from privdd.auditing.dp_tests.instrumentation import copies_of_record
 from privdd.auditing.dp_tests.likelihood_ratio_test import (
     MatchingStepLaw,
     QuerySetup,
@@ -24,7 +24,7 @@ from privdd.auditing.findings import decide_verdict
 from privdd.core.rng import Keys
 from privdd.distillation.private_matching import mean_image_gradients
 from privdd.privacy.mechanisms import AggregateClip, ClippedSum, FeatureNoise
-from privdd.privacy.noise import SeededNoise
+from privdd.privacy.noise import ZERO_NOISE, SeededNoise
 from tests.auditing.dp_tests.subjects import (
     CLASSES,
     DELTA,
@@ -153,7 +153,7 @@ def test_stacked_steps_are_those_of_the_mechanism():
     for world in range(2):
         for own, expected in zip(images, both[:, world]):
             rows = mean_image_gradients(own.unsqueeze(0), embed, [x])[0].expand(16, *own.shape)
-            out = law.mechanism({"g": rows}, ZeroNoise())
+            out = law.mechanism({"g": rows}, ZERO_NOISE)
             torch.testing.assert_close(out.exact["g"], expected, atol=1e-5, rtol=1e-3)
             assert out.noise_std == pytest.approx(law.noise_std)
         x[-1] = guest
