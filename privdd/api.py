@@ -119,10 +119,23 @@ __all__ = [
 ]  # fmt: skip
 
 
+RETURN_FINDINGS = ("Findings", "RunRecord", "audit_model", "audit_synthetic", "load_run")
+
+
+def _attach_views() -> None:
+    """``to_frame``, ``plot`` and the view in a notebook, which the schema of the findings need not know."""
+    from privdd.reporting import notebook
+    from privdd.reporting.schema import Findings
+
+    Findings.to_frame, Findings.plot, Findings._repr_html_ = notebook.to_frame, notebook.draw_figure, notebook.to_html  # type: ignore[method-assign]
+
+
 def __getattr__(name: str) -> Any:
     if name not in PUBLIC:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module, original = PUBLIC[name]
+    if name in RETURN_FINDINGS:
+        _attach_views()
     value = getattr(importlib.import_module(module), original)
     globals()[name] = value
     return value
@@ -146,6 +159,7 @@ def audit(
     from privdd.cli.run import run_audit
     from privdd.reporting.run_record import read_run_record
 
+    _attach_views()
     folder, typed = _output_folder(out), (*overrides, *settings_to_overrides(settings))
     run_audit(config_of("audit", *typed, config_dir=config_dir), folder, _typed_command("audit", typed))
     return read_run_record(folder).findings

@@ -91,7 +91,7 @@ def overlay_rocs(made: Sequence[Setting]) -> Plot | None:
     said = "; ".join(f"{line.label}: AUC {wording.format_share(line.curve.auc)}" for line in lines)
     caption = "Each setting's strongest attack, at the median seed; bands are pointwise 95 % intervals."
     title = "Membership, method by method"
-    return Plot("roc", title, caption, f"ROC curves. {said}.", figures.draw_roc(lines, 5.0), *plots.roc_tooltips(lines))
+    return Plot("roc", title, caption, f"ROC curves. {said}.", figures.draw_roc(lines, 5.0))
 
 
 def plot_frontier(made: Sequence[Setting]) -> Plot | None:

@@ -19,16 +19,13 @@ from attacks.roc import Clusters, roc, tpr_at_fpr
 from privdd.reporting import wording
 from privdd.reporting.style import (
     ACCOUNTED,
-    AREA,
     CLAIM,
     GRID,
     INK,
     MEASURED,
-    MOST,
     MUTED,
     PAPER,
     PERCENT,
-    curve_id,
     figure_canvas,
     series_colour,
     series_dash,
@@ -103,7 +100,6 @@ def draw_roc(lines: Sequence[RocLine], width: float = 4.6) -> Figure:
     columns = 1 if len(lines) > 2 or max(len(line.label) for line in lines) > 30 else 2
     with figure_canvas(width, width + 0.25 * math.ceil((len(lines) + 3) / columns)) as (figure, axes):
         floor = roc_axis_floor(lines)
-        axes.patch.set_gid(AREA)
         axes.plot([floor, 1], [floor, 1], color=MUTED, lw=1, ls=(0, (4, 3)), label="guessing")
         for index, line in enumerate(lines):
             _draw_curve(axes, line, index, floor)
@@ -137,13 +133,9 @@ def _draw_curve(axes: Axes, line: RocLine, index: int, floor: float) -> None:
     x = _clip_to_floor(line.curve, floor)
     low, high = (np.maximum(y, floor / 10) for y in (line.curve.lo, line.curve.hi))
     label = "95 % interval" if index == 0 else None
-    band = axes.fill_between(x, low, high, step="post", color=series_colour(index), alpha=0.16, lw=0, label=label)
-    band.set_gid(curve_id(index, "band"))
+    axes.fill_between(x, low, high, step="post", color=series_colour(index), alpha=0.16, lw=0, label=label)
     tpr = np.maximum(line.curve.tpr, floor / 10)
-    gid = curve_id(index, "line")
-    axes.step(
-        x, tpr, where="post", color=series_colour(index), ls=series_dash(index), label=line.label, zorder=3, gid=gid
-    )
+    axes.step(x, tpr, where="post", color=series_colour(index), ls=series_dash(index), label=line.label, zorder=3)
 
 
 def _draw_blind(axes: Axes, lines: Sequence[RocLine], floor: float) -> None:
@@ -154,9 +146,8 @@ def _draw_blind(axes: Axes, lines: Sequence[RocLine], floor: float) -> None:
             _clip_to_floor(worst, floor),
             (np.maximum(y, floor / 10) for y in (worst.lo, worst.tpr, worst.hi)),
         )
-        band = axes.fill_between(x, low, high, step="post", color=MUTED, alpha=0.1, lw=0)
-        band.set_gid(curve_id(len(lines), "band"))
-        axes.step(x, tpr, where="post", color=MUTED, lw=1, label=label, gid=curve_id(len(lines), "line"))
+        axes.fill_between(x, low, high, step="post", color=MUTED, alpha=0.1, lw=0)
+        axes.step(x, tpr, where="post", color=MUTED, lw=1, label=label)
 
 
 def _mark_one_outsider(axes: Axes, lines: Sequence[RocLine], floor: float) -> None:
@@ -172,18 +163,8 @@ def draw_accuracy(series: Mapping[str, Sequence[float]], width: float = 4.6) -> 
         for index, (label, values) in enumerate(series.items()):
             rounds = np.arange(1, len(values) + 1)
             marker = "o" if len(values) <= 12 else None
-            gid = curve_id(index, "line") if index < MOST else None
-            axes.plot(
-                rounds,
-                values,
-                color=series_colour(index),
-                ls=series_dash(index),
-                marker=marker,
-                ms=3.5,
-                label=label,
-                gid=gid,
-            )
-        axes.patch.set_gid(AREA)
+            colour, dash = series_colour(index), series_dash(index)
+            axes.plot(rounds, values, color=colour, ls=dash, marker=marker, ms=3.5, label=label)
         axes.set(xlabel="communication round", ylabel="test accuracy", ylim=(0, 1))
         axes.yaxis.set_major_formatter(PERCENT)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -320,7 +301,6 @@ def draw_epsilon_strip(rows: Sequence[StripRow], width: float = 5.2) -> Figure:
         axes.set_yticks(range(len(rows)), [row.label for row in rows])
         axes.set_ylim(len(rows) - 0.4, -0.6)
         axes.tick_params(axis="y", length=0, labelcolor=INK)
-        axes.patch.set_gid(AREA)
         axis.set_ticks(axes, "ε (smaller is more private; ∞ = no limit proven)")
         axes.grid(axis="y", visible=False)
         figure.legend(handles=_draw_strip_legend(rows), loc="outside lower center", ncols=3, handletextpad=0.3)

@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from markupsafe import Markup
-from matplotlib.figure import Figure
 
 from privdd.reporting import wording
 from privdd.reporting.schema import FindingRow, Findings
 
 if TYPE_CHECKING:
     import pandas
+    from matplotlib.figure import Figure
 
 Kind = Literal["roc", "epsilon", "frontier", "ladder"]
 # Not one value each.
@@ -80,12 +80,12 @@ def _cell_text(value: Any) -> str:
     return wording.format_number(value) if isinstance(value, float) else str(value)
 
 
-def draw_figure(findings: Findings, folder: Path | None, kind: Kind = "roc") -> Figure:
+def draw_figure(findings: Findings, kind: Kind = "roc") -> Figure:
     """One drawing of a run.
 
     kind: roc = each surface's strongest membership attack; epsilon = claimed, proven and shown; frontier = the
     run's accuracy at its epsilon (``privdd.api.frontier`` draws several runs); ladder = what attackers rebuild who know
-    less and less. folder: the run's. Raises ValueError where there is nothing to draw.
+    less and less. Raises ValueError where there is nothing to draw.
     """
     from privdd.reporting.run_record import RunRecord
 
@@ -99,6 +99,7 @@ def draw_figure(findings: Findings, folder: Path | None, kind: Kind = "roc") -> 
         return _draw_frontier(findings)
     if kind == "ladder":
         return _draw_ladder(findings)
+    folder = findings._origin.folder
     if folder is None:
         raise ValueError(
             "kind='roc': scores lie in the run's folder; open it with privdd.api.load_run(folder).findings"

@@ -1,12 +1,11 @@
-"""From a run's findings and evidence to the figures that a page shows, and what can be read off each under a pointer."""
+"""From a run's findings and evidence to the figures that a page shows."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -15,108 +14,23 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from privdd.reporting import figures, finding_selection, summary, wording
-from privdd.reporting.figures import (
-    RocLine,
-    StepCurve,
-    StripRow,
-    psnr_of_arrays,
-    roc_axis_floor,
-    step_curve,
-    worst_blind_line,
-)
+from privdd.reporting.figures import RocLine, StripRow, psnr_of_arrays, step_curve
 from privdd.reporting.run_record import RunRecord, StoredEvidence
 from privdd.reporting.schema import FindingRow
-from privdd.reporting.style import MOST, CurveToggle, HoverZone, hover_layer, png_uri, save_figure, themed_svg, to_svg
-from privdd.reporting.wording import format_number, format_share
-
-# --- readings ----------------------------------------------------------------------------------
-# What can be read off each figure, place by place, for ``style``.
-
-
-COLUMNS = 24  # of a ROC
-ROUNDS = 60  # shown one by one; of more, a sample
-
-
-def roc_tooltips(lines: Sequence[RocLine]) -> tuple[tuple[HoverZone, ...], tuple[CurveToggle, ...]]:
-    """Columns of equal width on the logarithmic axis, each read in its middle; the attacks and the control as toggles."""
-    blind = worst_blind_line(lines)
-    named: list[tuple[str, StepCurve]] = [(line.label, line.curve) for line in lines]
-    toggles = [CurveToggle(label, i, f"s{i % 8}") for i, (label, _) in enumerate(named)]
-    if blind is not None:
-        named.append(("control", blind))
-        toggles.append(CurveToggle("control", len(lines), "muted"))
-    if len(named) > MOST:
-        return (), ()
-    edges = np.geomspace(roc_axis_floor(lines), 1, COLUMNS + 1)
-    zones = [_roc_zone(named, low, high, len(lines)) for low, high in pairwise(edges)]
-    return tuple(zones), tuple(toggles)
-
-
-def _roc_zone(named: Sequence[tuple[str, StepCurve]], low: float, high: float, grey: int) -> HoverZone:
-    fpr = float(np.sqrt(low * high))
-    read = []
-    for index, (label, curve) in enumerate(named):
-        i = int(np.searchsorted(curve.fpr, fpr, side="right")) - 1
-        read.append((index, label[:44], float(curve.tpr[i]), float(curve.lo[i]), float(curve.hi[i])))
-    lines = tuple(
-        (index, f"{label}: {format_share(tpr)} ({format_share(lo)} to {format_share(hi)})")
-        for index, label, tpr, lo, hi in read
-    )
-    marks = tuple((index, fpr, tpr) for index, _, tpr, _, _ in read if tpr > 0)
-    return HoverZone((low, high), None, f"false-positive rate {format_share(fpr)}", lines, marks, grey)
-
-
-def accuracy_tooltips(series: Mapping[str, Sequence[float]]) -> tuple[HoverZone, ...]:
-    """One column for each round."""
-    last = max(len(values) for values in series.values())
-    rounds = sorted({round(one) for one in np.linspace(1, last, min(last, ROUNDS))})
-    zones = []
-    for r in rounds:
-        there = [(i, label, values[r - 1]) for i, (label, values) in enumerate(series.items()) if r <= len(values)]
-        lines = tuple((i, f"{label[:44]}: {format_share(value)}") for i, label, value in there[:MOST])
-        marks = tuple((i, float(r), value) for i, _, value in there[:MOST])
-        zones.append(HoverZone((r - 0.5, r + 0.5), None, f"round {r}", lines, marks))
-    return tuple(zones)
-
-
-def epsilon_tooltips(rows: Sequence[StripRow]) -> tuple[HoverZone, ...]:
-    """One band for each line."""
-    return tuple(
-        HoverZone(
-            None,
-            (height - 0.5, height + 0.5),
-            row.label,
-            (
-                (-1, f"claimed or stated {format_number(row.claim)}"),
-                (-1, f"proven at most {format_number(row.accounted)}"),
-                (-1, f"shown at least {format_number(row.measured)}"),
-            ),
-        )
-        for height, row in enumerate(rows)
-    )
-
-
-# --- plots -------------------------------------------------------------------------------------
-# From a run's findings and evidence to the figures that a page shows.
-
+from privdd.reporting.style import png_uri, save_figure, themed_svg, to_svg
 
 PAIRS = 8  # pictures shown of one attack
 
 
 @dataclass(frozen=True)
 class Plot:
-    """A figure on its way to the page and to ``figures/``; alt says what it shows without seeing it.
-
-    zones: what can be read off it on the page; toggles: the curves that can be switched off there.
-    """
+    """A figure on its way to the page and to ``figures/``; alt says what it shows without seeing it."""
 
     name: str
     title: str
     caption: str
     alt: str
     figure: Figure
-    zones: tuple[HoverZone, ...] = ()
-    toggles: tuple[CurveToggle, ...] = ()
 
     @cached_property
     def drawing(self) -> str:
@@ -124,13 +38,8 @@ class Plot:
 
     @property
     def svg(self) -> Markup:
-        """Safe as markup: matplotlib escapes the drawing's text, ``themed_svg`` the label, ``hover_layer`` its own."""
-        axes = self.figure.axes
-        return Markup(
-            themed_svg(
-                self.drawing, self.name, self.alt, hover_layer(self.drawing, axes[0], self.zones) if axes else ""
-            )
-        )
+        """Safe as markup: matplotlib escapes the drawing's text, ``themed_svg`` the label."""
+        return Markup(themed_svg(self.drawing, self.name, self.alt))
 
 
 @dataclass(frozen=True)
@@ -232,9 +141,7 @@ def _plot_roc(title: str, row: FindingRow, line: RocLine) -> Plot:
         f"{line.label}: AUC {wording.format_share(points.auc)}, {points.members} members, {points.outsiders} outsiders."
     )
     alt = f"ROC curve on logarithmic axes for the {title.lower()}. {caption}"
-    return Plot(
-        f"roc-{make_slug(row.surface)}", title, caption, alt, figures.draw_roc([line], 4.2), *roc_tooltips([line])
-    )
+    return Plot(f"roc-{make_slug(row.surface)}", title, caption, alt, figures.draw_roc([line], 4.2))
 
 
 def picture_album(owner: str, record: RunRecord, row: FindingRow) -> PictureAlbum | None:
@@ -292,8 +199,7 @@ def plot_epsilons(record: RunRecord) -> Plot:
         "An arrow to the right of a stated or proven bound contradicts it. A paper's claim, shown for the "
         "whole run, may speak of only a part of what was sent."
     )
-    figure, zones = figures.draw_epsilon_strip(rows), epsilon_tooltips(rows)
-    return Plot("epsilon", "Claimed, proven, shown", caption, f"Epsilon: {said}.", figure, zones)
+    return Plot("epsilon", "Claimed, proven, shown", caption, f"Epsilon: {said}.", figures.draw_epsilon_strip(rows))
 
 
 def plot_accuracy(runs: Iterable[tuple[str, RunRecord]]) -> Plot | None:
@@ -307,4 +213,4 @@ def plot_accuracy(runs: Iterable[tuple[str, RunRecord]]) -> Plot | None:
         return None
     alt = "Accuracy by round. " + "; ".join(f"{k}: ends at {wording.format_share(v[-1])}" for k, v in series.items())
     caption = "On test records, after each round."
-    return Plot("accuracy", "Accuracy by round", caption, alt, figures.draw_accuracy(series), accuracy_tooltips(series))
+    return Plot("accuracy", "Accuracy by round", caption, alt, figures.draw_accuracy(series))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -424,20 +423,11 @@ class Findings(Part):
     verdict: Verdict
     _origin: Origin = PrivateAttr(default_factory=Origin)
 
-    def to_frame(self) -> pandas.DataFrame:
-        """A pandas table with one row per finding. Raises ImportError where pandas is missing."""
-        return _notebook_module().to_frame(self)
+    if TYPE_CHECKING:  # functions of ``privdd.reporting.notebook``, which ``privdd.api`` attaches
 
-    def plot(self, kind: Literal["roc", "epsilon", "frontier", "ladder"] = "roc") -> Figure:
-        """A matplotlib figure: "roc", "epsilon" (claimed, proven, shown), "frontier" (accuracy at this epsilon) or
-        "ladder" (of inversion attacks).
-
-        Raises ValueError where there is nothing to draw.
-        """
-        return _notebook_module().draw_figure(self, self._origin.folder, kind)
-
-    def _repr_html_(self) -> str:
-        return _notebook_module().to_html(self)
+        def to_frame(self) -> pandas.DataFrame: ...
+        def plot(self, kind: Literal["roc", "epsilon", "frontier", "ladder"] = "roc") -> Figure: ...
+        def _repr_html_(self) -> str: ...
 
     @model_validator(mode="after")
     def _count_looks(self) -> Findings:
@@ -463,11 +453,6 @@ class Findings(Part):
         if worst == "contradiction" and self.verdict != "contradiction":
             raise ValueError(f"verdict={self.verdict!r}: a surface is in contradiction, so the run is")
         return self
-
-
-def _notebook_module() -> Any:
-    """Table and drawings: what makes them needs this module, and takes long to import."""
-    return importlib.import_module("privdd.reporting.notebook")
 
 
 def worst_verdict(verdicts: Iterable[str]) -> Verdict:

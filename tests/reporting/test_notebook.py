@@ -13,12 +13,14 @@ import pytest
 from IPython.core.formatters import DisplayFormatter
 from sklearn.metrics import roc_auc_score
 
+from privdd import api
 from privdd.reporting.findings_file import load_findings, validate_findings
 from privdd.reporting.notebook import finding_rows, to_html
 from privdd.reporting.run_record import read_run_record
 from privdd.reporting.schema import NoiseRow
 
 HOSTILE = "<script>alert(1)</script>"
+assert api.Findings  # attaches the views
 
 
 def test_the_table_is_the_file(runs: dict[str, Path]) -> None:
