@@ -18,14 +18,9 @@ from privdd.reporting.summary import LARGE_EPSILON, believable_findings, leak_se
 from privdd.reporting.wording import format_number, format_share, join_names
 from privdd.runtime.files import to_plain_json
 
-# --- assessment --------------------------------------------------------------------------------
-# Which finding answers which question of a data-protection impact assessment, in the words that assessments use.
-#
 # The three risks are those of the Article 29 Working Party (Opinion 05/2014 on anonymisation techniques): singling out,
 # linkability, inference. The kinds of attack are those that EDPB Opinion 28/2024 on AI models asks to be tested against;
 # what is to be known of an epsilon follows NIST SP 800-226 (2025). A map of findings, no legal judgement.
-
-
 NOTHING = "Nothing above guessing was found, which is no evidence that nothing leaks."
 UNTRIED = "Not tried in this run."
 Pick = Callable[[FindingRow], bool]
@@ -153,12 +148,6 @@ def _parties_that_see(ledger: Mapping[str, Any]) -> str:
     shown = [row.get("visible_to") for row in (releases if isinstance(releases, list) else []) if isinstance(row, dict)]
     names = dict.fromkeys(str(name) for seen in shown if isinstance(seen, list) for name in seen if name != "analyst")
     return join_names([VISIBLE.get(name, name) for name in names]) if names else "not recorded"
-
-
-# --- card --------------------------------------------------------------------------------------
-# ``decision_card.json``: the decision lines of a run's page for other programs, and the block that says what was audited.
-#
-# Written from the run's files alone, so the same run gives the same card. No record, score or picture is in it.
 
 
 SCHEMA = 1

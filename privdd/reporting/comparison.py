@@ -26,10 +26,6 @@ from privdd.reporting.terminal import console_for
 from privdd.reporting.wording import format_number, format_share
 from privdd.runtime.files import read_json, write_bytes
 
-# --- comparison --------------------------------------------------------------------------------
-# Several runs on one page, with the tables and figures as files beside it.
-
-
 CURVES = 8  # one per colour
 
 
@@ -180,10 +176,6 @@ def _write_tables(made: Sequence[Setting], out: Path) -> None:
     write_bytes(out / "frontier.csv", export.table_to_csv(export.frontier_table(made)).encode())
     write_bytes(out / "leaks.csv", export.table_to_csv(export.leak_table(made)).encode())
     write_bytes(out / "leaks.tex", export.table_to_latex(export.leak_table(made)).encode())
-
-
-# --- trained -----------------------------------------------------------------------------------
-# A sweep of trainings as a table: accuracy beside the accounted epsilon, by setting over its seeds.
 
 
 # Of the columns of an audit's frontier: what training alone knows. Nothing was attacked, so nothing is judged.

@@ -31,9 +31,6 @@ from privdd.reporting.style import (
     series_dash,
 )
 
-# --- curves ------------------------------------------------------------------------------------
-# The arrays behind the figures: a ROC with its band, looked up as steps, and PSNR.
-
 
 @dataclass(frozen=True)
 class StepCurve:
@@ -73,10 +70,6 @@ def step_curve(scores: np.ndarray, members: np.ndarray, *, clusters: Clusters = 
 def psnr_of_arrays(real: np.ndarray, other: np.ndarray) -> np.ndarray:
     """``attacks.images.psnr`` of arrays."""
     return images.psnr(torch.as_tensor(real), torch.as_tensor(other)).numpy()
-
-
-# --- figures -----------------------------------------------------------------------------------
-# Figures of what attacks reach and what a run costs: ROC, pictures, accuracy, bytes.
 
 
 FLOOR = 1e-4
@@ -226,13 +219,6 @@ def _draw_picture(axes: Axes, image: np.ndarray, left: float, bottom: float) -> 
 def order_by_psnr(real: np.ndarray, reconstructed: np.ndarray) -> np.ndarray:
     """Positions sorted by falling PSNR."""
     return np.argsort(-psnr_of_arrays(real, reconstructed), kind="stable")
-
-
-# --- epsilon figures ---------------------------------------------------------------------------
-# Figures of epsilon: claimed, proven and shown on one axis, and epsilon against accuracy.
-#
-# The axis is logarithmic with two columns of its own: "0" on the left, and on the right "no limit" for
-# an infinite epsilon, which is shown as what it is and not as a large number.
 
 
 @dataclass(frozen=True)

@@ -14,15 +14,10 @@ from attacks.statistics import lower_limit
 from privdd.reporting.schema import ClaimRow, FindingRow, Findings, SurfaceRow, TprAt, Verdict, WorstRecords
 from privdd.reporting.wording import format_number
 
-# --- strongest ---------------------------------------------------------------------------------
-# Which finding is the strongest, which claim the boldest, and the one rule of what counts as better than guessing, on every page.
-#
 # The rule: the lower end of an interval lies above what guessing gives, and all intervals of a run hold together at 95 %:
 # the strongest of many attacks is picked by its result, so each interval is widened as Bonferroni's inequality asks for the
 # number of rates in the run. Pictures count by the same rule where the finding says how many lie clearly above every guess
 # for their own record; that the typical picture lies above the best guess counts too, and has no interval.
-
-
 PICTURE_FAMILIES = frozenset({"gradient_inversion", "model_inversion", "reconstruction"})
 ALPHA = 0.05  # the chance that any interval of a run that guesses lies off: 95 % confidence
 PICTURE_MARGIN = 0.5  # dB; a choice: less is not told apart from a guess by eye, nor from chance by a few pictures
@@ -240,14 +235,9 @@ def findings_measuring_claim(claim: ClaimRow, rows: Iterable[FindingRow]) -> lis
     return [r for r in mine if r.auc is not None or r.identified is not None or r.psnr is not None]
 
 
-# --- same values -------------------------------------------------------------------------------
-# Same values, same verdict: a pool that sends a client's values on to everyone is refuted where they are.
-#
 # ``findings.json`` judges each surface by its own tests. A pool of released features holds the very values whose limit a
 # test broke, so its limit is broken too, and more people see it. And what works on the pool works on the values: who holds
 # these knows more.
-
-
 POOLS: Mapping[str, str] = {"shared_features": "features"}  # surface -> the one whose values it holds
 
 
@@ -278,12 +268,6 @@ def findings_on_surface(row: SurfaceRow, findings: Findings) -> list[FindingRow]
         or (source is not None and found.surface == source.surface and (refuted or found.family == "guarantee"))
         or (POOLS.get(found.surface) == row.surface and found.family != "guarantee")
     ]
-
-
-# --- unread ------------------------------------------------------------------------------------
-# What has no rate to report: attacks that had nothing to read, and runs whose training diverged, of which none was attacked.
-#
-# The report says of neither that an attack found something, nor that it failed.
 
 
 SENTENCE = (

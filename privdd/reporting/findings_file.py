@@ -13,9 +13,6 @@ from privdd.reporting.schema import READABLE, SCHEMA, Findings
 from privdd.runtime import files
 from privdd.runtime.files import DamagedRun, write_bytes
 
-# --- findings file -----------------------------------------------------------------------------
-# Read and write ``findings.json``: one-line errors, atomic writes, no NaN, no ``null``.
-
 
 class FindingsError(DamagedRun):
     """A run folder that cannot be read; the message is one line."""
@@ -91,12 +88,6 @@ def write_findings(findings: Findings | Mapping[str, Any], path: Path | str) -> 
         raise FindingsError(f"{path}: {error}") from None
     write_bytes(Path(path), text.encode())
     return Path(path)
-
-
-# --- json schema -------------------------------------------------------------------------------
-# The JSON Schema of ``findings.json``, made from the typed model: published as docs/findings.schema.json.
-#
-# python -m privdd.reporting.findings_file > docs/findings.schema.json
 
 
 def schema_text() -> str:

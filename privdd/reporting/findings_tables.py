@@ -11,9 +11,6 @@ from privdd.reporting.finding_selection import PICTURE_FAMILIES, blind_guess_psn
 from privdd.reporting.schema import FindingRow, Findings
 from privdd.reporting.wording import NONE, format_decibel, format_number, format_share
 
-# --- findings tables ---------------------------------------------------------------------------
-# All findings as three tables, one for each question: a table has only the columns that its question fills.
-
 
 @dataclass(frozen=True)
 class TableCell:
@@ -173,10 +170,6 @@ GUARANTEE = (
 )
 
 
-# --- ledger view -------------------------------------------------------------------------------
-# The ledger in a few lines: releases of one kind put together, their mechanism in words.
-
-
 PLAIN = {"none": "computed from protected values only", "non_private": "no protection"}
 EXPOSED = "computed from what was sent without protection"
 PUBLIC = "reads no record"
@@ -270,10 +263,6 @@ def _sensitivity_text(value: Any) -> str:
         return ""
     why = f" ({value['why']})" if value.get("why") else ""
     return f"{_number_text(value['value'])}{why}"
-
-
-# --- ladder ------------------------------------------------------------------------------------
-# The knowledge ladder of an inversion attack: what attackers with less and less knowledge can reconstruct.
 
 
 RUNGS = {

@@ -14,10 +14,6 @@ from privdd.reporting.run_record import RunRecord
 from privdd.reporting.schema import FindingRow, TprAt, Utility, Verdict, worst_verdict
 from privdd.reporting.summary import is_weak_limit
 
-# --- grouping ----------------------------------------------------------------------------------
-# Several runs as settings: runs that differ by seed alone are one point of one method's curve.
-
-
 # Keys about where and how a run was computed, not what was computed: at the top level, and at any depth.
 APART = frozenset({"engine", "hydra", "run", "resume", "device", "capture", "tracking", "name", "scores", "resources"})
 APART_ANYWHERE = frozenset({"seed", "root"})
@@ -191,14 +187,9 @@ def _number_equal_labels(made: list[Setting]) -> list[Setting]:
     return result
 
 
-# --- frontier ----------------------------------------------------------------------------------
-# Accuracy against epsilon on equal terms: who may be compared with whom, and which settings another one beats.
-#
 # A setting is dominated where another, of the same data, clients, unit, relation and delta, has no larger accounted
 # epsilon and no smaller accuracy, one of them better, under a server that sees no less and with no public pre-training
 # that the setting itself does without.
-
-
 PRETRAINED = {"AlexNet": "ImageNet (AlexNet's weights)"}  # class of a public map -> what it was trained on
 TRUST = {"local": "every upload", "secagg": "sums only"}  # what the server sees, from least to most trust
 MARGIN = 2.0  # standard errors: accuracies within them are not told apart

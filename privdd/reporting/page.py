@@ -21,9 +21,6 @@ from privdd.reporting.style import save_figure
 from privdd.runtime.files import write_bytes
 from privdd.runtime.manifest import CARD
 
-# --- page --------------------------------------------------------------------------------------
-# One run as one self-contained page: every figure inline, nothing loaded, no script; and its twin for programs.
-
 
 def render_report(record: RunRecord, figures: list[Plot], albums: list[PictureAlbum]) -> str:
     """The page's text. ``figures``: those of ``draw_report``, in any order."""
@@ -104,10 +101,6 @@ def write_report(run_dir: Path | str, read: Callable[[Path | str], RunRecord] = 
     for album in albums:
         album.save(folder, plots.make_slug(f"pictures-{album.row.evidence_name.removesuffix('.safetensors')}"))
     return page
-
-
-# --- pdf ---------------------------------------------------------------------------------------
-# A page on paper: printed by a browser that is at hand, with the page's own print style.
 
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome", "microsoft-edge")

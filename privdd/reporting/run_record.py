@@ -17,13 +17,6 @@ from privdd.runtime.files import safe_name
 from privdd.runtime.renames import use_current_names
 from privdd.runtime.run_folder import read_tensors
 
-# --- folder ------------------------------------------------------------------------------------
-# A run folder as the report sees it: typed findings, plain mappings, arrays of evidence.
-#
-# Only ``findings.json`` is required. What else is missing leaves its section out of the page; what is
-# there but damaged is an error, so that a page never shows less than it seems to.
-
-
 LIMIT = 256 * 2**20  # largest evidence file in bytes that is read
 
 FLAT = ("scores", "members", "blind", "record", "world")
@@ -141,10 +134,6 @@ def read_run_record(path: Path | str) -> RunRecord:
         read_run_config(path / "config.yaml"),
         _read_optional_json(path / "manifest.json"),
     )
-
-
-# --- reproduce ---------------------------------------------------------------------------------
-# The command that makes a run again, from what its folder recorded.
 
 
 @dataclass(frozen=True)

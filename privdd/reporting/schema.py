@@ -26,10 +26,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-# --- schema values -----------------------------------------------------------------------------
-# The kinds of values in ``findings.json``: what a number, a text or a file's name may be.
-
-
 Verdict = Literal["unprotected", "untested", "consistent", "contradiction"]
 Status = Literal["measured", "nothing_to_read", "not_attacked"]
 TargetKind = Literal["model", "synthetic", "updates", "recording", "scores"]
@@ -89,10 +85,6 @@ class Looks:
 
     count: int = field(default=1, compare=False)
     unit: str = field(default="record", compare=False)
-
-
-# --- schema privacy ----------------------------------------------------------------------------
-# The ``privacy`` part of ``findings.json``: what is claimed, proven and shown of epsilon, and what it rests on.
 
 
 class Kappa(Part):
@@ -203,13 +195,8 @@ class Privacy(Part):
     reconstruction: list[ReconstructionRow] | None = None
 
 
-# --- schema ------------------------------------------------------------------------------------
-# Schema 2 of ``findings.json`` as pydantic models that refuse any key or value they do not know.
-#
 # It adds keys to schema 1 and renames none, so files of schema 1 are read by the same models.
 # Infinity is written as the string ``"inf"`` and is ``math.inf`` in memory; every other number is finite.
-
-
 SCHEMA = 2
 READABLE = (1, 2)
 

@@ -21,10 +21,6 @@ from privdd.reporting.finding_selection import (
 from privdd.reporting.schema import FindingRow, Findings, SurfaceRow, Verdict
 from privdd.reporting.wording import format_decibel, format_number, format_share, one_in
 
-# --- leaks -------------------------------------------------------------------------------------
-# What attackers did to an artifact, in words: only what beat guessing, or a limit, by the rule of ``finding_selection``.
-
-
 LARGE_EPSILON = 8.0  # above it a limit is no reassurance: odds about a record may change 3 000-fold
 
 
@@ -222,10 +218,6 @@ def label_rates(rows: Iterable[FindingRow]) -> list[tuple[FindingRow, float, flo
         for r in rows
         if r.family == "label" and r.label_accuracy is not None
     ]
-
-
-# --- summary -----------------------------------------------------------------------------------
-# What the findings say, in the order of importance: the verdict's words, the worst numbers, the rows.
 
 
 @dataclass(frozen=True)

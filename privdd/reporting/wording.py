@@ -8,10 +8,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from attacks.images import MAX_PSNR
 from privdd.reporting.schema import FindingRow, NoiseRow, Privacy, SurfaceRow, Utility, Verdict
 
-# --- words -------------------------------------------------------------------------------------
-# Plain words: how numbers are printed, what surfaces and verdicts are called, the glossary.
-
-
 NONE, NBSP = "–", "\u00a0"
 ACRONYMS = {
     "t0_ledger": "the test of the run's own ledger (T0)",
@@ -278,10 +274,6 @@ def glossary_rows(unit: str) -> list[tuple[str, str, str]]:
 def verdict_meanings(unit: str) -> dict[Verdict, str]:
     """What each verdict means, for this unit of privacy."""
     return {kind: meaning.format(unit=unit) for kind, meaning in _VERDICT_MEANS.items()}
-
-
-# --- noise words -------------------------------------------------------------------------------
-# What a page says about the noise of a run, and of several runs together.
 
 
 SEED = "Simulation, not for release: anyone who knows the seed can regenerate the noise and subtract it."

@@ -36,10 +36,6 @@ from privdd.reproduce.results import HOLDS, REVERSED
 from privdd.runtime.files import read_json, write_bytes, write_json
 from privdd.runtime.progress import show_progress
 
-# --- decided -----------------------------------------------------------------------------------
-# What a test of a sentence is given, and what it answers.
-
-
 HOLDS_HERE, FAILS_HERE, UNDECIDED = "holds here", "does not hold", "undecided"
 
 
@@ -59,10 +55,6 @@ class ClaimVerdict:
 
     verdict: str
     because: tuple[str, ...]
-
-
-# --- attack verdicts ---------------------------------------------------------------------------
-# Sentences that small audits, or trainings, decide. What an attack does not find stays undecided: it may be too weak.
 
 
 FindingRow = dict[str, Any]
@@ -152,10 +144,6 @@ def decide_fedfed_raw(evidence: ClaimEvidence) -> ClaimVerdict:
     p = "one seed" if said["p"] is None else f"p {said['p']:.2g}"
     lines = (f"features {100 * said['gain']:+.1f} points beside whole images ({p})",)
     return ClaimVerdict({HOLDS: HOLDS_HERE, REVERSED: FAILS_HERE}.get(said["verdict"], UNDECIDED), lines)
-
-
-# --- formula verdicts --------------------------------------------------------------------------
-# Sentences that arithmetic decides: the papers' formulas against an accountant, and the direction of a metric.
 
 
 SIGMAS, PRINTED_EPSILONS = (1.0, 3.0, 5.0), (10.0, 1.11, 0.4)
@@ -258,10 +246,6 @@ def decide_fedlgd_lpips(evidence: ClaimEvidence) -> ClaimVerdict:
     return ClaimVerdict(FAILS_HERE if bool(np.all(np.diff(found) > 0)) else HOLDS_HERE, lines)
 
 
-# --- sentences ---------------------------------------------------------------------------------
-# The papers' sentences about privacy, each with the test that decides it here.
-
-
 @dataclass(frozen=True)
 class PrivacySentence:
     """quote: the paper's words; reading: what must be true for it to hold; by: "formula", "attack" or "training"."""
@@ -353,10 +337,6 @@ SENTENCES: tuple[PrivacySentence, ...] = (  # in the papers' order
 )  # fmt: skip
 
 
-# --- audit runs --------------------------------------------------------------------------------
-# The small audits, and the trainings, that the sentences are tried on; finished ones of the same settings are used again.
-
-
 SMALL_AUDIT = ("data=digits", "preset=smoke", "audit.worlds=16")
 AUDITS = {
     "fedrd": ("algo=fedrd", "attack=[lira,rmia,loss_threshold,feature_inversion]"),
@@ -401,10 +381,6 @@ class AuditRuns:
             )[0].as_json()
         found: dict[str, Any] = self._cached_results[entry]
         return found
-
-
-# --- sentence page -----------------------------------------------------------------------------
-# Decide every sentence; one page and one JSON of the verdicts.
 
 
 def format_verdict_counts(decisions: Mapping[str, ClaimVerdict]) -> str:

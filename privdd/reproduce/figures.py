@@ -36,9 +36,6 @@ from privdd.reproduce.results import RowResult, TableColumn
 from privdd.reproduce.train import PaperCell, StoredRow, find_cell, load_stored_row
 from privdd.training.sgd import evaluate_model, predict_logits
 
-# --- entry figures -----------------------------------------------------------------------------
-# Accuracy against rounds and against bytes sent, one line a row, the range over seeds shaded.
-
 
 def plot_curves(column: TableColumn) -> list[Plot]:
     """None where no row of the column was trained."""
@@ -83,14 +80,6 @@ def _draw_accuracies(rows: Sequence[RowResult], in_bytes: bool) -> Figure:
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         figure.legend(loc="outside lower center", ncols=1, handlelength=2.6)
     return figure
-
-
-# --- ball figures ------------------------------------------------------------------------------
-# FedDM's surrogate in the ball, and what the ball's radius does.
-#
-# Xiong et al. 2023, figure 1 draws in one dimension how the loss on a client's synthetic images follows the loss on its
-# records near the server's model. Its functions are not at hand; here the same is measured on a trained row: both losses on
-# straight lines through the model that the server had sent, in random directions.
 
 
 DIRECTIONS = 8
@@ -188,13 +177,6 @@ def radius_analysis(cells: Sequence[PaperCell], seeds: Sequence[int], rows: Path
     rows_ = tuple(one[1:] for one in sorted(body))
     table = ExtraTable("Loss and accuracy against the radius", ("rho", "test loss", "accuracy"), rows_, note)
     return ([table] if body else []), []
-
-
-# --- domain figures ----------------------------------------------------------------------------
-# How far apart clients are, before and after distillation: t-SNE pictures and the maximum mean discrepancy (MMD).
-#
-# FedLGD (Huang et al. 2024), figure 1 (records against virtual images) and figure 4 (with and without the regulariser). In
-# which network's features the paper compares is not stated; here, in those of the row's final global model.
 
 
 Points = NDArray[np.float64]
@@ -353,10 +335,6 @@ def _draw_scatter(panels: dict[str, list[Points]], names: Sequence[str], seed: i
     return figure
 
 
-# --- image figures -----------------------------------------------------------------------------
-# Galleries: what clients distilled, by class and round (FedDM), and local beside global virtual images (FedLGD).
-
-
 MAX_ROUNDS = 6  # at most so many rounds of a gallery
 
 
@@ -434,10 +412,6 @@ def _draw_gallery(lines: dict[str, list[Tensor | None]], columns: int) -> Figure
         for label_, part in enumerate(grid[0]):
             part.set_title(str(label_))
     return figure
-
-
-# --- analyses ----------------------------------------------------------------------------------
-# What an entry of the catalogue shows beside accuracies, by the name in its ``also``.
 
 
 Analysis = Callable[[Sequence[PaperCell], Sequence[int], Path], AnalysisOutput]

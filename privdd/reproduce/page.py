@@ -39,13 +39,6 @@ from privdd.reproduce.train import PaperCell, device_overrides, paper_cells, set
 from privdd.runtime.files import read_json, write_bytes, write_json
 from privdd.runtime.progress import show_progress
 
-# --- overview ----------------------------------------------------------------------------------
-# One page about all entries: what holds, what does not, what is not decided, what was not run; with every command.
-#
-# It is made from the ``results.json`` of the entries that are finished in a folder, so that it can be asked for at any time.
-# A result of other settings than today's is named, and not shown.
-
-
 HOLDS_HERE, FAILS_HERE, NOT_DECIDED = "holds", "does not hold", "not decided"
 NOTHING_TO_COMPARE, NOT_RUN_YET, NOT_RUN, OLD_SETTINGS = (
     "nothing to compare",
@@ -177,10 +170,6 @@ def _format_failures(column: Mapping[str, Any]) -> str:
     return ", ".join(f"{count} {what}" for count, what in parts if count)
 
 
-# --- reproduction ------------------------------------------------------------------------------
-# Train an entry and write its page: results.json, HTML and figures; all entries, one after the other.
-
-
 ENTRY_PAGE = "reproduction.html"
 VERDICT_TEXT = {
     HOLDS: "holds",
@@ -279,10 +268,6 @@ def print_overview(asked: ReproduceArguments) -> int:
     """The page about all entries, from what is finished."""
     print(f"overview: {write_overview(asked.out / asked.scale)}")
     return 0
-
-
-# --- entry list --------------------------------------------------------------------------------
-# The catalogue as a table for the terminal.
 
 
 def describe_availability(entry: PaperEntry) -> str:

@@ -36,9 +36,6 @@ from privdd.reproduce.train import PaperCell, full_scale_cell, settings_digest
 from privdd.runtime.files import DamagedRun, read_json
 from privdd.runtime.run_folder import RunFolder
 
-# --- row results -------------------------------------------------------------------------------
-# What the trainings of an entry came to: accuracy by round and seed, bytes, rounds to a target.
-
 
 @dataclass(frozen=True)
 class RowResult:
@@ -124,15 +121,6 @@ def _read_traffic(path: Path) -> tuple[np.ndarray, np.ndarray]:
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
         raise DamagedRun(f"{RunFolder(path).manifest_file}: damaged ({' '.join(str(error).split())[:100]})") from None
     return sums[0], sums[1]
-
-
-# --- fidelity sheet ----------------------------------------------------------------------------
-# Every resolved setting of a run that is not the paper's, and what else keeps its numbers from being comparable.
-#
-# The settings are found by comparing each row's config with the same row at preset=paper on the paper's own data. What
-# differs at every scale, because the paper leaves it open or privdd does it otherwise, is written in the catalogue.
-# Directions are judgements, not measurements. Rows of one column that are on unequal terms are named with the reason that the
-# experiment gives.
 
 
 DIRECTIONS = (  # start of a key -> which way it is likely to push, most particular first
@@ -239,15 +227,6 @@ def find_uneven_rows(entry: PaperEntry, scale: str, made: Sequence[PaperCell]) -
     return found
 
 
-# --- paper order -------------------------------------------------------------------------------
-# Does the paper's order hold? Paired over seeds, row against row, and for a column as a whole.
-#
-# Every row of a column is trained with the same seeds (the same partition and test records), so differences are taken
-# seed by seed. A statement about several pairs at once ("FedDM is ahead of all others", "the order is a > b > c") holds
-# at level p only if each pair does: its p is the largest of theirs (the intersection-union test, Berger 1982), which needs
-# no correction for their number.
-
-
 LEVEL = 0.05
 HOLDS, HOLDS_IN_MEAN, REVERSED, REVERSED_IN_MEAN = "holds", "holds in the mean", "reversed", "reversed in the mean"
 
@@ -330,10 +309,6 @@ def kendall_tau(printed: Mapping[str, float], ours: Mapping[str, Sequence[float]
     ]
     agree, tau = sum(1 for s in signs if s > 0), stats.kendalltau(a, b).statistic
     return (0.0 if math.isnan(tau) else float(tau)), agree, len(signs)
-
-
-# --- entry result ------------------------------------------------------------------------------
-# All that the page of an entry says, as one value that becomes results.json.
 
 
 SCHEMA = 1

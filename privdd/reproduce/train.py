@@ -34,9 +34,6 @@ from privdd.runtime.files import check_plain_folder, read_json
 from privdd.runtime.progress import show_progress
 from privdd.runtime.run_folder import RunFolder
 
-# --- plan rows ---------------------------------------------------------------------------------
-# Which trainings an entry asks for: a column of the table, one of its rows, one seed.
-
 
 @dataclass(frozen=True)
 class PaperCell:
@@ -104,10 +101,6 @@ def settings_digest(name: str, scale: str, device: str) -> str:
     return short_digest(cell.folder_name(0) for cell in paper_cells(find_entry(name), scale, device_overrides(device)))
 
 
-# --- same training -----------------------------------------------------------------------------
-# Several entries show the same training (FedFed's tables on one stand-in, FedRD's tables): it is done once, then copied.
-
-
 FINISHED_FILE = "training.json"
 DAMAGED_ERRORS = (ValueError, OSError, KeyError, TypeError)
 
@@ -136,10 +129,6 @@ def copy_row(source: Path, target: Path) -> None:
     """All files of a finished row but the sweep's own mark, the one that says "finished" last."""
     shutil.copytree(source, target, dirs_exist_ok=True, ignore=shutil.ignore_patterns("point.json", FINISHED_FILE))
     shutil.copy2(source / FINISHED_FILE, target / FINISHED_FILE)
-
-
-# --- stored row --------------------------------------------------------------------------------
-# A finished row, read from its folder: nothing is trained again.
 
 
 @dataclass(frozen=True)
@@ -188,10 +177,6 @@ def load_stored_row(cell: PaperCell, seed: int, rows: Path) -> StoredRow | None:
 def find_cell(cells: Sequence[PaperCell], start: str) -> PaperCell | None:
     """The first cell whose row begins with these words."""
     return next((cell for cell in cells if cell.row == start or cell.row.startswith(f"{start} ")), None)
-
-
-# --- train rows --------------------------------------------------------------------------------
-# Train the rows of an entry: finished ones are skipped, a stopped one goes on, several side by side.
 
 
 @dataclass(frozen=True)

@@ -29,10 +29,6 @@ from privdd.runtime.manifest import (
 from privdd.runtime.run_folder import read_tensors
 from privdd.verification.disagreement import Disagreement
 
-# --- file digests ------------------------------------------------------------------------------
-# The files of a folder against the digests in its manifest.
-
-
 READ_FOLDERS = ("artifacts/", "evidence/", "state/", "worlds/")  # folders whose files privdd reads by name
 TOP_FILES = frozenset({"config.yaml", "findings.json", "ledger.json", "training.json"})
 
@@ -88,10 +84,6 @@ def is_read_by_name(name: str) -> bool:
     return name.startswith(READ_FOLDERS) or name in TOP_FILES or is_page_file(name)
 
 
-# --- sent values -------------------------------------------------------------------------------
-# What was kept of the values that clients sent, against the digests in the ledger.
-
-
 ARTIFACT_FILE = re.compile(r"artifacts/round_(\d+)/(?:client_(\d+)|sum)\.safetensors")
 
 
@@ -117,10 +109,6 @@ def check_artifact_folder(folder: Path, ledger: Ledger) -> Iterator[Disagreement
             found = digest_tensors(unpack(sent, whole))
             if stored != found:
                 yield Disagreement(name, sent, f"{stored} in ledger.json", found)
-
-
-# --- signature ---------------------------------------------------------------------------------
-# Who vouches for a run: an Ed25519 signature over its manifest, and through it over every file of the run.
 
 
 SIGNATURE_ALGORITHM = "ed25519"

@@ -46,10 +46,6 @@ from privdd.runtime.run_folder import RunFolder, read_tensors
 from privdd.verification.disagreement import Disagreement, Unverified, find_disagreements
 from privdd.verification.file_checks import check_page_sources
 
-# --- ledger numbers ----------------------------------------------------------------------------
-# What ``findings.json`` says about epsilon and about what was sent, against ``ledger.json``.
-
-
 FINDINGS_FILE = "findings.json"
 UNKNOWN_EPSILON = {"pld": math.inf, "rdp": math.inf}  # of scores that someone else computed, without a ledger
 
@@ -157,10 +153,6 @@ def _check_sizes(record: RunRecord) -> Iterator[Disagreement]:
         yield from find_disagreements(
             FINDINGS_FILE, "utility.accuracy", utility.accuracy, utility.accuracy_by_round[-1]
         )
-
-
-# --- score numbers -----------------------------------------------------------------------------
-# What ``findings.json`` says of each membership attack, against the scores that its evidence file holds.
 
 
 BOUND_MEASURES = ("epsilon_measured", "epsilon_method", "epsilon_validity")
@@ -384,10 +376,6 @@ def _external_seeds(seed: int, attacks: int) -> Sequence[int]:
     return [int(torch.randint(MAX_SEED, (1,), generator=stream)) for _ in range(attacks)]
 
 
-# --- verdict numbers ---------------------------------------------------------------------------
-# The verdicts of ``findings.json``, found again from the ledger's epsilons and the findings.
-
-
 def check_verdicts(record: RunRecord, ledger: Ledger | None) -> Iterator[Disagreement]:
     """Stated epsilons, what was audited, and each surface's and the run's verdict."""
     findings, every = record.findings, [as_finding(row) for row in record.findings.findings]
@@ -450,10 +438,6 @@ def _check_stated(record: RunRecord, at: int, row: FindingRow, stated: float | N
     if row.epsilon_stated not in claims or row.epsilon_stated is None:
         key = f"findings.{at} ({row.surface} {row.attack}).epsilon_stated"
         yield from find_disagreements(FINDINGS_FILE, key, row.epsilon_stated, stated)
-
-
-# --- training numbers --------------------------------------------------------------------------
-# ``training.json`` of a run that was only trained, against the ledger of its last round.
 
 
 TRAINING_FILE = "training.json"

@@ -55,10 +55,6 @@ from privdd.verification.recomputed import (
     stated_epsilon,
 )
 
-# --- drawn page --------------------------------------------------------------------------------
-# ``report.html`` and ``card.json`` against what the folder's own files give.
-
-
 MAX_PAGE_BYTES = 256 * 2**20  # bytes
 DRAWING_PATTERN = re.compile(rb"<svg\b.*?</svg>|data:image/png;base64,[A-Za-z0-9+/=]*", re.DOTALL)
 
@@ -98,13 +94,6 @@ def other_plotting_library(record: RunRecord) -> str:
 
 def _text_lines(page: bytes) -> list[bytes]:
     return DRAWING_PATTERN.sub(b"", page).splitlines()
-
-
-# --- verification ------------------------------------------------------------------------------
-# A run folder held against itself: digests, and every number that follows from other files of the folder.
-#
-# Nothing of the folder is executed: JSON, safetensors and plain yaml are read, and the project's own accounting, ROC
-# curves, bounds and verdict run on what was read.
 
 
 # Of a finding: what it says beside its numbers.
@@ -259,10 +248,6 @@ def list_not_recomputable(record: RunRecord, ledger: Ledger | None) -> Iterator[
             yield f"{name}: its evidence holds no scores"
         elif row.epsilon_stated is not None and row.epsilon_stated != stated_epsilon(record, ledger, str(row.surface)):
             yield f"{name}: epsilon_stated is the claim's, not the ledger's"
-
-
-# --- verified pages ----------------------------------------------------------------------------
-# Pages and comparisons from verified numbers only.
 
 
 def write_run_page(run: Path | str) -> Path:
