@@ -16,13 +16,6 @@ import torch
 from scipy.linalg import qr
 from torch import Tensor
 
-# --- canaries ----------------------------------------------------------------------------------
-# Canaries, records crafted for audits: those that affect a mechanism most, and out-of-distribution ones.
-#
-# Every set is (x (n, c, h, w) float32 in [0, 1], y (n,) int64). A bound measured with canaries is about
-# the worst case that a guarantee must cover, not about an average record.
-
-
 Pattern = Literal["white", "black", "stripes", "noise"]
 Contribution = Callable[[Tensor, Tensor], Tensor]
 
@@ -140,7 +133,6 @@ def _effect_sizes(rows: Tensor, direction: Tensor | None) -> Tensor:
     return rows.norm(dim=1) if direction is None else rows @ direction
 
 
-# --- one run canaries --------------------------------------------------------------------------
 # Scores of many canaries in one noisy transcript, by regression on the whole signal.
 #
 # A release of a clipped sum is y = sum over canaries of z_i a_i + noise, once what the other records add is taken off: a_i
@@ -149,7 +141,6 @@ def _effect_sizes(rows: Tensor, direction: Tensor | None) -> Tensor:
 # z_i together decorrelates canaries that point the same way. How a score is computed needs no care for the bound: the
 # one-run bounds hold for every score that does not look at the coins. So where the signal has directions that no canary
 # reaches, the noise is measured there, and a release with less noise than it states is read with what it has.
-
 
 MIN_FREE_DIRECTIONS = 10  # directions free of canaries, at least, to measure the noise in
 
@@ -167,9 +158,8 @@ class CanaryScores:
     _moment: np.ndarray = field(init=False)
     _sampled: np.ndarray = field(init=False)
     releases: int = 0
-    gain: float = (
-        0.0  # sum of |a_i|^2 / std^2 over canaries and releases: the squared mu of a perfect adversary, m times
-    )
+    # sum of |a_i|^2 / std^2 over canaries and releases: the squared mu of a perfect adversary, m times
+    gain: float = 0.0
 
     def __post_init__(self) -> None:
         self._precision = np.zeros((self.count, self.count))

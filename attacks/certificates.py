@@ -20,13 +20,6 @@ from attacks.arrays import accepts_numpy
 from attacks.epsilon import Bound, best_threshold, from_scores
 from attacks.statistics import bisect_refuted, lower_limit
 
-# --- guarantee ---------------------------------------------------------------------------------
-# Tests of a stated guarantee, strongest first: sensitivity (T1), likelihood ratios (T2), attacks (T3).
-#
-# T1 needs no statistics: it compares a mechanism before its noise on neighbouring data with the same
-# coins. T2 certifies "not (epsilon, delta)-DP" from likelihood ratios, with no ceiling by the number of
-# runs. T3 classifies runs with and without a record. A search that finds nothing proves nothing.
-
 
 @dataclass(frozen=True)
 class LikelihoodRatioCertificate:
@@ -120,7 +113,6 @@ def _fisher_direction(inside: np.ndarray, outside: np.ndarray) -> np.ndarray:
     return (gap - scale * rows.T @ np.linalg.lstsq(inner, rows @ gap, rcond=None)[0]) / ridge
 
 
-# --- tilted ------------------------------------------------------------------------------------
 # Tilted likelihood-ratio certificate: a lower bound on the epsilon of a whole transcript, from few runs of it.
 #
 # A transcript is a sequence of noised releases. Seen along the direction in which one record moves it, in units of its
@@ -140,7 +132,6 @@ def _fisher_direction(inside: np.ndarray, outside: np.ndarray) -> np.ndarray:
 # No mean of nonnegative draws can exceed delta without a bet on it winning (Waudby-Smith and Ramdas 2023, section 4;
 # one-sided, so no upper end of the range is needed). The bound is the largest epsilon whose hypothesis
 # "delta(epsilon) <= delta" the bet refutes; these hypotheses are nested, so no correction is needed.
-
 
 PROPOSAL_COUNT = 20_000  # draws of the tilted law, of which the suitable ones are kept
 MAX_NUMBERS_AT_ONCE = 4_000_000  # numbers in memory at a time

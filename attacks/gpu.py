@@ -18,16 +18,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-# --- gpu ---------------------------------------------------------------------------------------
-# How loops keep a GPU busy: they read values seldom, send random numbers in blocks, and fit their batches to its memory.
-
-
 BYTES_PER_PIXEL = 2**15  # bytes that ResNet-18 keeps for a pixel of an image and its gradient, and a third more
 STEPS_BETWEEN_READS = 16  # steps between looks at values on a GPU: each makes the host wait for all that is under way
 STEPS_PER_TRANSFER = 64  # steps whose random numbers travel together
-MEMORY_SHARE = (
-    0.25  # of a GPU's memory: the rest is for its libraries, for what the allocator keeps, and for other batches
-)
+# of a GPU's memory: the rest is for its libraries, for what the allocator keeps, and for other batches
+MEMORY_SHARE = 0.25
 
 
 def steps_between_reads(device: torch.device) -> int:
@@ -102,13 +97,6 @@ def record_cuda_graph(
         return tuple(value.clone() for value in found)
 
     return replay_graph
-
-
-# --- repeatable --------------------------------------------------------------------------------
-# The same bits each time on a GPU: its fastest kernels add in an order that changes from call to call.
-#
-# Whoever repeats a computation and compares, as tests of a guarantee do, or resumes a run, needs that. ``deterministic_kernels`` has
-# torch take kernels of a fixed order, and fails where there is none; for two of those, a form that has one stands here.
 
 
 CUBLAS_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"

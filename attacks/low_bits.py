@@ -16,9 +16,8 @@ from torch import Tensor
 
 from attacks.arrays import accepts_numpy
 
-MAX_NOISE_SCALES = (
-    8.0  # times std: numbers further from zero are multiples of a coarse step by their float format alone
-)
+# times std: numbers further from zero are multiples of a coarse step by their float format alone
+MAX_NOISE_SCALES = 8.0
 FINEST_STEP = (
     2.0**-18
 )  # times std: the finest step that the format of a float32 number within NEAR would not give by itself

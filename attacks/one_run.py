@@ -16,9 +16,6 @@ import numpy as np
 from attacks.statistics import chance_of_at_least, chance_of_exactly, check_levels, largest_refuted
 from attacks.tradeoff import Curve, approximate_dp, gaussian_dp
 
-# --- one run -----------------------------------------------------------------------------------
-# Steinke, Nasr and Jagielski (2023): a lower bound on epsilon from many canaries in a single run.
-
 
 @lru_cache(maxsize=4096)
 def one_run(m: int, guesses: int, correct: int, *, delta: float, confidence: float = 0.95) -> float:
@@ -50,7 +47,6 @@ def check_guesses(m: int, guesses: int, correct: int) -> None:
         raise ValueError(f"m={m}, guesses={guesses}, correct={correct}: 0 <= correct <= guesses <= m is needed")
 
 
-# --- fdp one run -------------------------------------------------------------------------------
 # Mahloujifar, Melis and Chaudhuri (2024): one run against a whole trade-off curve f.
 #
 # A mechanism is f-DP if no test tells a record's presence from its absence with type I error a and type II error below

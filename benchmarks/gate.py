@@ -22,8 +22,8 @@ import torch
 from opacus.grad_sample import GradSampleModuleFastGradientClipping
 from torch.nn import functional as F
 
-from attacks.inversion.gradient import InvertingGradients, RecordedMatching
-from attacks.inversion.gradient_matching import GradientMatching, absolute_distance
+from attacks.inversion.gradient import InvertingGradients
+from attacks.inversion.gradient_matching import GradientMatching, RecordedMatching, absolute_distance
 from attacks.inversion.victim import LocalSteps, Victim
 from benchmarks.dp_sgd import CLASSES, SHAPE, SPECS, variants
 from benchmarks.inversion import plain

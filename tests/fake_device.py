@@ -284,7 +284,7 @@ def fake_gpu() -> Iterator[Marks]:
     with ExitStack() as held:
         held.enter_context(mock.patch.object(torch.cuda, "is_available", lambda: True))
         held.enter_context(mock.patch.object(torch.cuda, "device_count", lambda: 1))
-        held.enter_context(mock.patch("attacks.inversion.gradient.record_cuda_graph", lambda compute, like: compute))  # no graphs here
+        held.enter_context(mock.patch("attacks.inversion.gradient_matching.record_cuda_graph", lambda compute, like: compute))  # no graphs here
         held.enter_context(mock.patch.object(torch.cuda, "synchronize", lambda *_: None))
         held.enter_context(mock.patch.object(torch.cuda, "mem_get_info", lambda *_: (2**33, 2**34)))
         held.enter_context(mock.patch.object(torch.cuda, "max_memory_allocated", lambda *_: 2**30))

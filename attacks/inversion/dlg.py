@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from attacks.inversion.gradient_matching import Progress, draw_normal_like, squared_distance
-from attacks.inversion.labels import recover_labels
+from attacks.inversion.gradient_matching import GradientInverter, Objective, draw_normal_like, squared_distance
+from attacks.inversion.labels import guess_labels
 from attacks.inversion.reconstruction import Channelwise, PixelScale, Reconstruction, check_gradient_request
 from attacks.inversion.victim import SINGLE_STEP, LocalSteps, Victim
 from attacks.validation import check_counts, check_non_negative
@@ -31,7 +31,7 @@ class BestIterate:
 
 
 @dataclass(frozen=True)
-class DLG:
+class DLG(GradientInverter):
     """Squared gradient distance over images and label logits together (Zhu, Liu, Han 2019, alg. 1).
 
     iterations: outer L-BFGS steps of 20 inner ones; restarts: kept by the lowest objective;
@@ -51,41 +51,34 @@ class DLG:
         check_counts(self, "iterations", "restarts", "attempts")
         check_non_negative(self, "accept", "tolerance")
 
+    @property
+    def distance(self) -> Objective:
+        return squared_distance
+
     def reconstruct(
-        self,
-        model: nn.Module,
-        gradients: list[Tensor],
-        shape: tuple[int, int, int, int],
-        *,
-        labels: Tensor | None = None,
-        mean: Channelwise = 0.0,
-        std: Channelwise = 1.0,
-        generator: torch.Generator,
-        local: LocalSteps = SINGLE_STEP,
-        progress: Progress | None = None,
-    ) -> Reconstruction:
-        """See InvertingGradients.reconstruct. Labels are those that the optimiser ends with."""
+        self, model: nn.Module, gradients: list[Tensor], shape: tuple[int, int, int, int], *, labels: Tensor | None = None,
+        mean: Channelwise = 0.0, std: Channelwise = 1.0, generator: torch.Generator, local: LocalSteps = SINGLE_STEP,
+    ) -> Reconstruction:  # fmt: skip
+        """Labels are those that the optimiser ends with."""
         check_gradient_request(gradients, list(model.parameters()), shape)
         pixels, victim = PixelScale(mean, std), Victim(model, local)
         observed = [g.detach() for g in gradients]
         if labels is None and not self.joint_labels:
-            noise = torch.rand((64, *shape[1:]), generator=generator, device=generator.device)
-            labels = recover_labels(model, observed, shape[0], pixels.to_input(noise).to(observed[0]))
-        runs = [self._run_restart(victim, observed, shape, labels, generator, progress) for _ in range(self.restarts)]
+            labels = guess_labels(model, observed, shape, pixels, local, generator)
+        runs = [self._run_restart(victim, observed, shape, labels, generator) for _ in range(self.restarts)]
         best = min(runs, key=lambda run: run.value)
         found = labels if labels is not None else best.variables[1].argmax(1)
         images = pixels.to_image(best.variables[0])
         return Reconstruction(images, found, best.value, tuple(best.history), {"restarts": float(self.restarts)})
 
     def _run_restart(
-        self, victim: Victim, observed: list[Tensor], shape: Sequence[int], labels: Tensor | None,
-        generator: torch.Generator, progress: Progress | None,
+        self, victim: Victim, observed: list[Tensor], shape: Sequence[int], labels: Tensor | None, generator: torch.Generator
     ) -> BestIterate:  # fmt: skip
         enough = self.accept * float(squared_distance([torch.zeros_like(g) for g in observed], observed)[0])
         runs: list[BestIterate] = []
         while len(runs) < self.attempts and not (runs and runs[-1].value <= enough):
             variables = self._draw_start(victim, observed[0], shape, labels, generator)
-            runs.append(self._minimise_by_lbfgs(victim, observed, variables, labels, progress))
+            runs.append(self._minimise_by_lbfgs(victim, observed, variables, labels))
         return min(runs, key=lambda run: run.value)
 
     def _draw_start(
@@ -100,9 +93,8 @@ class DLG:
         return [images.requires_grad_(), logits.requires_grad_()]
 
     def _minimise_by_lbfgs(
-        self, victim: Victim, observed: list[Tensor], variables: list[Tensor], labels: Tensor | None,
-        progress: Progress | None,
-    ) -> BestIterate:  # fmt: skip
+        self, victim: Victim, observed: list[Tensor], variables: list[Tensor], labels: Tensor | None
+    ) -> BestIterate:
         best = BestIterate([v.detach().clone() for v in variables])
         optimiser = torch.optim.LBFGS(variables)
 
@@ -116,24 +108,13 @@ class DLG:
             best.keep_if_lower(variables, float(value))
             return float(value)
 
-        for step in range(self.iterations):
+        for _ in range(self.iterations):
             value = float(optimiser.step(evaluate_closure))
             best.history.append(best.value)
-            if progress is not None:
-                progress(step, best.value)
             stalled = len(best.history) > STALL_STEPS and best.value >= 0.95 * best.history[-1 - STALL_STEPS]
             if not value < float("inf") or best.value < self.tolerance or stalled:
                 break
         return best
-
-    def evaluate_objective(
-        self, model: nn.Module, gradients: Sequence[Tensor], images: Tensor, labels: Tensor, *,
-        mean: Channelwise = 0.0, std: Channelwise = 1.0, local: LocalSteps = SINGLE_STEP,
-    ) -> float:  # fmt: skip
-        """The squared distance at ``images`` (b, c, h, w) in [0, 1]; about 0 at the truth."""
-        with torch.enable_grad():
-            candidate = Victim(model, local).simulated_gradients(PixelScale(mean, std).to_input(images), labels)
-        return float(squared_distance([g.detach() for g in candidate], gradients)[0])
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,6 @@ from attacks.images import MAX_PSNR, bootstrap_interval, lpips, match, negative_
 from attacks.lpips import load_pretrained_trunk
 from attacks.types import Attack, Evidence, Family, Finding, Truth, View
 
-# --- baselines ---------------------------------------------------------------------------------
-# Naive reconstructions that need no attack, and whether an image identifies its record in a gallery.
-
 
 @accepts_numpy
 def class_mean_images(x: Tensor, y: Tensor, classes: int) -> Tensor:
@@ -85,10 +82,6 @@ def rank_in_gallery(reconstructions: Tensor, truth: Tensor, others: Tensor) -> G
     own = negative_mse(reconstructions, truth).diagonal()
     rivals = negative_mse(reconstructions, others)
     return GalleryRanks(1 + (rivals >= own.unsqueeze(1)).sum(1), len(others) + 1)
-
-
-# --- compare -----------------------------------------------------------------------------------
-# The evaluator's side of every reconstruction attack: reconstructions against records, beside naive guesses.
 
 
 EVALUATION_SEED = 20  # of the evaluator's own draws: bootstrap rows, random same-class records

@@ -26,9 +26,6 @@ from attacks.inversion.reconstruction import Reconstruction
 from attacks.types import ANY_ADVERSARY, Attack, Capture, Evidence, Family, Finding, Surface, Truth, View
 from attacks.validation import check_counts, check_non_negative, check_positive
 
-# --- decoder -----------------------------------------------------------------------------------
-# A small network that turns released features back into images, trained on public pairs.
-
 
 def uninitialised_layer(layer: type[nn.Module], *sizes: int, **options: int) -> nn.Module:
     """A layer whose weights are not drawn yet: the global random stream stays untouched."""
@@ -142,12 +139,6 @@ class DecoderTraining:
         rows = torch.randint(len(features), (min(self.batch, len(features)),), generator=generator)
         shape = (len(rows), *features.shape[1:])
         return (rows, torch.randn(shape, generator=generator)) if self.noise_std else (rows,)
-
-
-# --- features ----------------------------------------------------------------------------------
-# From shared features back to images, for four attackers with decreasing knowledge.
-#
-# Each rung of the knowledge ladder names what the attacker holds, and ``FeatureInverter`` uses only that.
 
 
 FeatureMap = Callable[[Tensor], Tensor]
@@ -342,10 +333,6 @@ def average_copies(released: Tensor, copies: int, interleaved: bool = False) -> 
     if interleaved:
         return released.reshape(n, copies, *released.shape[1:]).mean(1)
     return released.reshape(copies, n, *released.shape[1:]).mean(0)
-
-
-# --- feature attack ----------------------------------------------------------------------------
-# Feature inversion as an attack of the audit, on each rung of the knowledge ladder that the view allows.
 
 
 MAP_NAMES = {

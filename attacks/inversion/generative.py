@@ -26,12 +26,6 @@ from attacks.inversion.reconstruction import Reconstruction
 from attacks.types import Adversary, Attack, Evidence, Family, Finding, Surface, Truth, View
 from attacks.validation import check_below_one, check_counts, check_positive
 
-# --- generative --------------------------------------------------------------------------------
-# Generative model inversion: search the latent space of a GAN trained on what the attacker has.
-#
-# GMI (Zhang et al. 2020): a WGAN-GP prior, then min over z of -D(G(z)) + 100 CE(T(G(z)), y). FedFed's
-# appendix E attacks with it in two roles, here data: ``InversionRole``.
-
 
 class InversionRole(StrEnum):
     """Who inverts (Xiong et al. 2023, appendix E): what its prior is trained on, what it conditions on."""
@@ -217,10 +211,6 @@ class GenerativeInversion:
         return Reconstruction(chosen, labels, float(cost.amin(0).mean()))
 
 
-# --- judge -------------------------------------------------------------------------------------
-# An independent classifier that says whether an image shows its class, whatever the attacked model thinks.
-
-
 class EvaluationNetwork(nn.Module):
     """Two strided convolutions and a linear layer: another architecture than the attacked ones."""
 
@@ -273,10 +263,6 @@ def class_accuracy(judge: nn.Module, images: Tensor, labels: Tensor) -> float:
     """Share of ``images`` that the judge puts in their class."""
     with torch.no_grad():
         return float((judge(images).argmax(1) == labels).double().mean())
-
-
-# --- role attack -------------------------------------------------------------------------------
-# FedFed's two model inversion attackers (Yang et al. 2023, appendix E) as attacks of the audit.
 
 
 def role_of_adversary(view: View) -> InversionRole:

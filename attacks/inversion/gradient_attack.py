@@ -17,8 +17,9 @@ from attacks.inversion.evaluation import (
     own_records,
 )
 from attacks.inversion.gradient import DLG, IDLG, InvertingGradients, Reconstruction, SeeThrough, gradient_norm
+from attacks.inversion.gradient_matching import LayerStatistics
 from attacks.inversion.labels import chance_overlap, label_counts_of_update, label_overlap, sgd_displacement
-from attacks.inversion.seethrough import LayerStatistics, sent_statistics
+from attacks.inversion.seethrough import sent_statistics
 from attacks.inversion.victim import LocalSteps, local_steps, observed_gradients, victim_model
 from attacks.types import (
     SERVER_ONLY,
@@ -34,10 +35,6 @@ from attacks.types import (
     View,
 )
 from attacks.validation import check_counts, check_non_negative
-
-# --- gradient attack ---------------------------------------------------------------------------
-# Gradient inversion of updates and gradients as an attack of the audit.
-
 
 InversionMethod = InvertingGradients | DLG | IDLG | SeeThrough
 
@@ -204,14 +201,12 @@ def _norm_layers(model: nn.Module) -> str:
     return ", ".join(kinds) or "none"
 
 
-# --- update attack -----------------------------------------------------------------------------
 # All records of a client at once, from the update that it really sent.
 #
 # An update of few local steps is simulated: the steps are unrolled, and images are sought whose simulated update is the
 # one observed. An update of many steps is the displacement times a gradient of all records somewhere on the way, so that
 # images are sought whose gradient half-way between the two models is the mean one (surrogate model: Zhu, Yao, Blaschko
 # 2023, "Surrogate model extension", eq. 5, with their alpha fixed at 1/2).
-
 
 MIN_ITERATIONS = 10  # iterations, however small the budget
 

@@ -1,33 +1,37 @@
-"""Descent on images whose gradient is to match an observed one: objectives, their derivatives, and many problems in one batch.
+"""Descent on images whose gradient is to match an observed one: objectives, the loop, and what all attacks of this kind share.
 
 Each objective returns its value and its cotangents d(value)/d(gradient). Handing the cotangents to one vector-Jacobian
-product replaces differentiation through the objective itself.
+product replaces differentiation through the objective itself. Problems of several models of one architecture share a
+batch: what a step costs on small models is the number of kernels it starts, not their size.
 """
 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from attacks.gpu import draw_ahead, steps_between_reads
-from attacks.inversion.victim import Victim
+from attacks.gpu import draw_ahead, memory_budget, record_cuda_graph, steps_between_reads
+from attacks.inversion.labels import guess_labels
+from attacks.inversion.reconstruction import Channelwise, PixelScale, Reconstruction, check_gradient_request
+from attacks.inversion.victim import SINGLE_STEP, LocalSteps, Victim
 from attacks.validation import check_counts, check_non_negative, check_positive
-
-# --- objectives --------------------------------------------------------------------------------
-# How far a candidate's gradient is from the observed one, with the derivative in closed form.
-#
-# Each objective returns its value and its cotangents d(value)/d(gradient). Handing the cotangents to
-# one vector-Jacobian product replaces differentiation through the objective itself.
-
 
 Gradients = Sequence[Tensor]
 Objective = Callable[[Gradients, Gradients], tuple[Tensor, list[Tensor]]]
+LayerStatistics = Mapping[str, tuple[Tensor, Tensor]]  # batch-norm layer -> (mean, variance)
 MIN_NORM = 1e-20
+CPU_MEMORY = 2**30  # bytes, about, that the problems which go through the model at once may take on the CPU
+NUMBERS_PER_ACTIVATION, NUMBERS_PER_PARAMETER = (
+    8,
+    6,
+)  # numbers kept a step for each activation and each parameter: a third above the ConvNet's
+MIN_RECORDED_ITERATIONS = 400  # of a search, from which recording its kernels once costs less than it saves
 
 
 def _inner_product(a: Gradients, b: Gradients) -> Tensor:
@@ -76,11 +80,6 @@ def mean_total_variation(images: Tensor) -> Tensor:
     return images.diff(dim=-1).abs().mean() + images.diff(dim=-2).abs().mean()
 
 
-# --- optimise ----------------------------------------------------------------------------------
-# Descent on images for many problems at once: restarts and records share one batch.
-
-
-Progress = Callable[[int, float], None]
 FINAL_RATE_SHARE = 0.01  # share of the learning rate that a cosine schedule ends with
 
 
@@ -259,11 +258,6 @@ class DescentTrace:
         self.total = torch.where(better, total, self.total)
         self.data = torch.where(better, data, self.data)
 
-    def note_progress(self, step: int, progress: Progress | None) -> None:
-        self.history.append(float(self.total.min()))
-        if progress is not None:
-            progress(step, self.history[-1])
-
 
 def draw_normal_like(images: Tensor, generator: torch.Generator) -> Tensor:
     """Standard normal numbers of the shape of ``images``, drawn where the generator lives."""
@@ -276,7 +270,6 @@ def minimise_objective(
     rule: SignedAdam,
     box: tuple[Tensor, Tensor],
     generator: torch.Generator,
-    progress: Progress | None = None,
     every: int = 50,
     skip: float = 0.0,
 ) -> DescentTrace:
@@ -295,7 +288,7 @@ def minimise_objective(
             trace.keep_better(images, data, total)
         trace.steps = step + 1
         if step % every == 0:
-            trace.note_progress(step, progress)
+            trace.history.append(float(trace.total.min()))
         lost = ~(torch.isfinite(total) & torch.isfinite(gradient.flatten(1)).all(1))
         if step % steps_between_reads(images.device) == 0 and lost.any():
             images[lost] = draw_normal_like(images, generator)[lost].clamp(*box)
@@ -310,3 +303,220 @@ def minimise_objective(
         images = images.clamp(*box)
     trace.keep_better(images, *slope(images)[:2])
     return trace
+
+
+@dataclass(frozen=True)
+class MatchingProblems:
+    """k problems of one model: observed list of (k r, *parameter shape) and starts (k r, b, c, h, w), each problem's r
+    restarts one after the other; labels (k, b)."""
+
+    model: nn.Module
+    observed: list[Tensor]
+    labels: Tensor
+    starts: Tensor
+
+
+def join_parameters(posed: Sequence[MatchingProblems]) -> dict[str, Tensor]:
+    """Parameters of every problem, name -> (all restarts, *shape); {} where there is one model alone."""
+    if len(posed) == 1:
+        return {}
+    rows = [dict(one.model.named_parameters()) for one in posed]
+    return {
+        name: torch.cat([row[name].detach().expand(len(one.starts), *p.shape) for row, one in zip(rows, posed)])
+        for name, p in rows[0].items()
+    }
+
+
+def can_share_batch(models: Sequence[nn.Module]) -> bool:
+    """Whether problems of these models can share a batch: one architecture in one mode, and the same buffers."""
+    first = models[0]
+    if not Victim(first).is_batchable():
+        return False
+    buffers = dict(first.named_buffers())
+    return all(
+        repr(other) == repr(first)
+        and other.training == first.training
+        and _state_shapes(other) == _state_shapes(first)
+        and all(torch.equal(b, buffers[name]) for name, b in other.named_buffers())
+        for other in models[1:]
+    )
+
+
+def _state_shapes(model: nn.Module) -> list[tuple[str, torch.Size]]:
+    return [(name, value.shape) for name, value in model.state_dict().items()]
+
+
+def max_problems_per_batch(victim: Victim, images: Tensor, memory: int | None = None) -> int:
+    """How many problems with ``images`` (b, c, h, w) each may go through the model at once; at least one.
+
+    memory: bytes; None: ``CPU_MEMORY`` on the CPU, a share of a GPU's (``memory_budget``).
+    """
+    memory = memory_budget(images.device, CPU_MEMORY) if memory is None else memory
+    steps = victim.local.steps
+    batch = images if victim.local.batch_size is None else images[: victim.local.batch_size]
+    weights = sum(p.numel() for p in victim.model.parameters())
+    numbers = steps * (NUMBERS_PER_ACTIVATION * _count_activations(victim, batch) + NUMBERS_PER_PARAMETER * weights)
+    return max(1, memory // (numbers * images.element_size()))
+
+
+def _count_activations(victim: Victim, images: Tensor) -> int:
+    """Numbers that the model's layers put out for ``images``."""
+    counted: list[int] = []
+
+    def count_outputs(module: nn.Module, given: Any, out: Any) -> None:
+        counted.append(out.numel() if isinstance(out, Tensor) else 0)
+
+    hooks = [m.register_forward_hook(count_outputs) for m in victim.model.modules() if next(m.children(), None) is None]
+    try:
+        with torch.no_grad():
+            victim.loss(
+                victim.detached_parameters(), images, torch.zeros(len(images), dtype=torch.int64, device=images.device)
+            )
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return sum(counted) + images.numel()
+
+
+@dataclass
+class RecordedMatching:
+    """``GradientMatching`` with its kernels recorded at the first call and replayed ever after: the same bits, without what
+    torch.func adds to each kernel. Only for models whose computation does not depend on values."""
+
+    matching: GradientMatching
+    replay: Callable[[Tensor], tuple[Tensor, ...]] | None = None
+
+    def __call__(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        if self.replay is None:
+            self.replay = self._record_kernels(images)
+        with torch.no_grad():
+            data, total, slope = self.replay(images)
+        return data, total, slope
+
+    def _record_kernels(self, images: Tensor) -> Callable[[Tensor], tuple[Tensor, ...]]:
+        from torch.fx.experimental.proxy_tensor import make_fx
+
+        fixed = (self.matching.labels, self.matching.observed, dict(self.matching.parameters))
+        kernels = make_fx(lambda *at: self.matching.evaluate_batch(*at))(images, *fixed)  # counts no self
+        with torch.no_grad():
+            return record_cuda_graph(lambda x: kernels(x, *fixed), images)
+
+
+def record_if_long(matching: GradientMatching, iterations: int) -> MatchingObjective:
+    """The matching problem, recorded where its search is long enough and all problems go through at once."""
+    problems = len(matching.labels)
+    whole = not 0 < matching.together < problems
+    return (
+        RecordedMatching(matching)
+        if iterations >= MIN_RECORDED_ITERATIONS and whole and matching.runs_as_batch(problems)
+        else matching
+    )
+
+
+class GradientInverter(ABC):
+    """A search for images whose gradient is the observed one; ``distance`` is what it calls near."""
+
+    @property
+    @abstractmethod
+    def distance(self) -> Objective: ...
+
+    @abstractmethod
+    def reconstruct(
+        self, model: nn.Module, gradients: list[Tensor], shape: tuple[int, int, int, int], *, labels: Tensor | None = None,
+        mean: Channelwise = 0.0, std: Channelwise = 1.0, generator: torch.Generator, local: LocalSteps = SINGLE_STEP,
+    ) -> Reconstruction:  # fmt: skip
+        """Images (b, c, h, w) in [0, 1] whose gradient is nearest to ``gradients``.
+
+        gradients: in the order of ``model.parameters()``; for a multi-step update
+        (theta_0 - theta_T) / lr with the steps in ``local``. labels: (b,), recovered from the last
+        linear layer when absent. The model takes (image - mean) / std, in the mode it is in.
+        """
+
+    def evaluate_objective(
+        self, model: nn.Module, gradients: Sequence[Tensor], images: Tensor, labels: Tensor, *,
+        mean: Channelwise = 0.0, std: Channelwise = 1.0, local: LocalSteps = SINGLE_STEP,
+    ) -> float:  # fmt: skip
+        """The data term at ``images`` (b, c, h, w) in [0, 1]; about 0 at the truth of a consistent set-up."""
+        with torch.enable_grad():
+            candidate = Victim(model, local).simulated_gradients(PixelScale(mean, std).to_input(images), labels)
+        return float(self.distance([g.detach() for g in candidate], gradients)[0])
+
+
+class DescentInverter(GradientInverter):
+    """One that descends on images from several starts at once. Beside ``distance`` it says how many starts a problem has,
+    how a step is made, and what is added to the data term."""
+
+    tv: float
+
+    @property
+    @abstractmethod
+    def start_count(self) -> int: ...
+
+    @abstractmethod
+    def descent_rule(self) -> SignedAdam: ...
+
+    @abstractmethod
+    def whole_objective(
+        self, matching: GradientMatching, statistics: LayerStatistics | None
+    ) -> tuple[MatchingObjective, float]:
+        """What is minimised, and the share of the iterations whose iterates are not kept."""
+
+    def reconstruct(
+        self, model: nn.Module, gradients: list[Tensor], shape: tuple[int, int, int, int], *, labels: Tensor | None = None,
+        mean: Channelwise = 0.0, std: Channelwise = 1.0, generator: torch.Generator, local: LocalSteps = SINGLE_STEP,
+        statistics: LayerStatistics | None = None,
+    ) -> Reconstruction:  # fmt: skip
+        """statistics: of the victim's batches at each batch-norm layer."""
+        pixels, each = PixelScale(mean, std), None if labels is None else labels[None]
+        posed = self._pose_problems(model, [[g] for g in gradients], shape, pixels, each, generator, local)
+        return self._solve_problems([posed], pixels, generator, local, statistics)[0][0]
+
+    def _pose_problems(
+        self, model: nn.Module, gradients: Sequence[Sequence[Tensor] | Tensor], shape: tuple[int, int, int, int],
+        pixels: PixelScale, labels: Tensor | None, generator: torch.Generator, local: LocalSteps,
+        start: Tensor | None = None, spread: float = 1.0,
+    ) -> MatchingProblems:  # fmt: skip
+        """One model's problems: their labels where none are given, and where every search begins."""
+        stacked = [torch.stack(list(g)).detach() for g in gradients]
+        k = len(stacked[0])
+        for i in range(k):
+            check_gradient_request([g[i] for g in stacked], list(model.parameters()), shape)
+        if labels is None:
+            rows = [guess_labels(model, [g[i] for g in stacked], shape, pixels, local, generator) for i in range(k)]
+            labels = torch.stack(rows)
+        starts = spread * draw_normal_like(stacked[0].new_zeros((k * self.start_count, *shape)), generator)
+        starts = starts if start is None else starts + pixels.to_input(start.to(starts))
+        repeated = [g.repeat_interleave(self.start_count, 0) for g in stacked]
+        return MatchingProblems(model, repeated, labels.to(stacked[0].device), starts)
+
+    def _solve_problems(
+        self, posed: Sequence[MatchingProblems], pixels: PixelScale, generator: torch.Generator, local: LocalSteps,
+        statistics: LayerStatistics | None = None,
+    ) -> list[list[Reconstruction]]:  # fmt: skip
+        """The reconstructions of every model's problems, from one descent on all of them."""
+        starts, labels = torch.cat([one.starts for one in posed]), torch.cat([one.labels for one in posed])
+        victim, count = Victim(posed[0].model, local), self.start_count
+        matching = GradientMatching(
+            victim,
+            self.distance,
+            [torch.cat(part) for part in zip(*(one.observed for one in posed))],
+            labels.repeat_interleave(count, 0),
+            self.tv,
+            join_parameters(posed),
+            max_problems_per_batch(victim, starts[0]),
+        )
+        objective, skip = self.whole_objective(matching, statistics)
+        trace = minimise_objective(
+            objective, starts, self.descent_rule(), pixels.input_box(starts), generator, skip=skip
+        )
+        best = [_best_start(trace, own, range(i * count, (i + 1) * count), pixels) for i, own in enumerate(labels)]
+        ends = torch.tensor([len(one.labels) for one in posed]).cumsum(0).tolist()
+        return [best[end - len(one.labels) : end] for end, one in zip(ends, posed)]
+
+
+def _best_start(trace: DescentTrace, labels: Tensor, rows: range, pixels: PixelScale) -> Reconstruction:
+    row = min(rows, key=lambda r: float(trace.data[r]))
+    return Reconstruction(
+        pixels.to_image(trace.images[row]), labels, float(trace.data[row]), tuple(trace.history),
+        {"steps": float(trace.steps), "total": float(trace.total[row]), "restarts": float(len(rows))},
+    )  # fmt: skip

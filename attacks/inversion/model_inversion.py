@@ -17,9 +17,6 @@ from attacks.inversion.reconstruction import Channelwise, PixelScale, Reconstruc
 from attacks.types import ANY_ADVERSARY, Attack, Evidence, Family, Finding, Surface, Truth, View
 from attacks.validation import check_counts, check_positive
 
-# --- model -------------------------------------------------------------------------------------
-# MI-FACE: one image per class that the shared model is sure of (Fredrikson, Jha, Ristenpart 2015).
-
 
 @dataclass(frozen=True)
 class MiFace:
@@ -88,10 +85,6 @@ class MiFace:
             cost = 1 - model(pixels.to_input(leaf)).softmax(1).gather(1, labels.view(-1, 1)).flatten()
             (slope,) = torch.autograd.grad(cost.sum(), leaf)
         return cost.detach(), slope
-
-
-# --- model attack ------------------------------------------------------------------------------
-# Model inversion as an attack of the audit.
 
 
 @dataclass(frozen=True)

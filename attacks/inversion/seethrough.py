@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -10,19 +10,16 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from attacks.inversion.gradient_matching import (
+    DescentInverter,
     GradientMatching,
-    Progress,
+    LayerStatistics,
+    MatchingObjective,
+    Objective,
     SignedAdam,
-    draw_normal_like,
     layerwise_distance,
-    minimise_objective,
 )
-from attacks.inversion.labels import recover_labels
-from attacks.inversion.reconstruction import Channelwise, PixelScale, Reconstruction, check_gradient_request
-from attacks.inversion.victim import SINGLE_STEP, LocalSteps, Victim
+from attacks.inversion.victim import Victim
 from attacks.validation import check_counts, check_non_negative
-
-LayerStatistics = Mapping[str, tuple[Tensor, Tensor]]
 
 
 def running_statistics(model: nn.Module) -> dict[str, tuple[Tensor, Tensor]]:
@@ -102,7 +99,7 @@ class PriorObjective:
 
 
 @dataclass(frozen=True)
-class SeeThrough:
+class SeeThrough(DescentInverter):
     """GradInversion: layer-wise norms, TV, L2, batch-norm statistics, agreement of several seeds.
 
     seeds: problems solved together, pulled to their mean by ``group``; langevin: noise in units of
@@ -123,51 +120,22 @@ class SeeThrough:
     def __post_init__(self) -> None:
         check_counts(self, "seeds")
         check_non_negative(self, "tv", "l2", "batchnorm", "group")
-        self._descent_rule()
+        self.descent_rule()
 
-    def _descent_rule(self) -> SignedAdam:
+    @property
+    def distance(self) -> Objective:
+        return layerwise_distance
+
+    @property
+    def start_count(self) -> int:
+        return self.seeds
+
+    def descent_rule(self) -> SignedAdam:
         return SignedAdam(self.iterations, self.lr, signed=False, warmup=self.warmup, langevin=self.langevin)
 
-    def reconstruct(
-        self,
-        model: nn.Module,
-        gradients: list[Tensor],
-        shape: tuple[int, int, int, int],
-        *,
-        labels: Tensor | None = None,
-        mean: Channelwise = 0.0,
-        std: Channelwise = 1.0,
-        generator: torch.Generator,
-        local: LocalSteps = SINGLE_STEP,
-        progress: Progress | None = None,
-        statistics: LayerStatistics | None = None,
-    ) -> Reconstruction:
-        """See InvertingGradients.reconstruct. statistics: (mean, variance) of the victim's batch at
-        each batch-norm layer; by default the running ones, used as a penalty only."""
-        check_gradient_request(gradients, list(model.parameters()), shape)
-        pixels, observed = PixelScale(mean, std), [g.detach() for g in gradients]
-        if labels is None:
-            noise = torch.rand((64, *shape[1:]), generator=generator, device=generator.device)
-            labels = recover_labels(model, observed, shape[0], pixels.to_input(noise).to(observed[0]))
-        starts = draw_normal_like(observed[0].new_zeros((self.seeds, *shape)), generator)
-        repeated = [g.expand(self.seeds, *g.shape) for g in observed]
-        matching = GradientMatching(
-            Victim(model, local), layerwise_distance, repeated, labels.expand(self.seeds, -1), self.tv
-        )
-        known = running_statistics(model) if statistics is None else statistics
-        problem = PriorObjective(matching, self.l2, self.batchnorm, self.group, known)
-        trace = minimise_objective(problem, starts, self._descent_rule(), pixels.input_box(starts), generator, progress)
-        row = int(trace.data.argmin())
-        images = pixels.to_image(trace.images[row])
-        return Reconstruction(
-            images, labels, float(trace.data[row]), tuple(trace.history), {"steps": float(trace.steps)}
-        )
-
-    def evaluate_objective(
-        self, model: nn.Module, gradients: Sequence[Tensor], images: Tensor, labels: Tensor, *,
-        mean: Channelwise = 0.0, std: Channelwise = 1.0, local: LocalSteps = SINGLE_STEP,
-    ) -> float:  # fmt: skip
-        """The data term at ``images`` (b, c, h, w) in [0, 1]; about 0 at the truth."""
-        with torch.enable_grad():
-            candidate = Victim(model, local).simulated_gradients(PixelScale(mean, std).to_input(images), labels)
-        return float(layerwise_distance([g.detach() for g in candidate], gradients)[0])
+    def whole_objective(
+        self, matching: GradientMatching, statistics: LayerStatistics | None
+    ) -> tuple[MatchingObjective, float]:
+        """statistics: by default the running ones, used as a penalty only."""
+        known = running_statistics(matching.victim.model) if statistics is None else statistics
+        return PriorObjective(matching, self.l2, self.batchnorm, self.group, known), 0.0

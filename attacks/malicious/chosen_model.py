@@ -18,16 +18,13 @@ from torch import Tensor, nn
 from attacks.inversion.evaluation import _require_images, compare_with_records
 from attacks.types import Adversary, Attack, Evidence, Family, Finding, Surface, Truth, View
 
-# --- detector ----------------------------------------------------------------------------------
 # What a client could notice: a model in which most of what it sends stems from single records.
 #
 # After the disaggregation signal-to-noise ratio of Garov, Dimitrov, Jovanovic and Vechev ("Hiding in Plain Sight", ICLR
 # 2024): the client looks at its own records' gradients before it sends their sum.
 
-
-ALARM_THRESHOLD = (
-    0.5  # share of a unit's total that one record makes, averaged over units; an ordinary network stays below
-)
+# share of a unit's total that one record makes, averaged over units; an ordinary network stays below
+ALARM_THRESHOLD = 0.5
 DETECTOR_BATCHES, DETECTOR_SEED = 20, 20
 RecordContributions = Callable[[nn.Module, Tensor, Tensor], Tensor]
 
@@ -63,13 +60,6 @@ def detection_rate(
         for name, net in (("detected", model), ("false_alarms", random_network(model, generator))):
             alarms[name] += isolation_share(parts(net, x[chosen], y[chosen])) > ALARM_THRESHOLD
     return {name: count / DETECTOR_BATCHES for name, count in alarms.items()}
-
-
-# --- chosen ------------------------------------------------------------------------------------
-# A server that chooses the model: what every such attack must define, and how a client could notice.
-#
-# The honest server of the other attacks sends what the protocol makes of its clients' uploads. This one hands out a network
-# of its own for one round and reads the answer. The client follows the protocol, so all that it sends is an answer to that model.
 
 
 MIN_SPREAD = 0.05  # of the widest direction's: along narrower ones public records say too little

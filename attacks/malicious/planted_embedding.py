@@ -23,9 +23,8 @@ FIRST_SCALE, SECOND_SCALE = (
 )  # of the two layers: so small that a round of local training leaves the embedding as it is
 GATE_LIFT = 10.0  # by how much a gate lifts the pixels for each unit that its measurement lies above the threshold
 GATE_OFFSET = 2.0  # by how much a shut gate lies below: more than a pixel, so that training cannot open it by chance
-GATE_COORDINATES = (
-    2  # coordinates of a block beside the pixels: the gate alone, and the gate with a pixel that is always 1
-)
+# coordinates of a block beside the pixels: the gate alone, and the gate with a pixel that is always 1
+GATE_COORDINATES = 2
 PIXEL_TOLERANCE = 0.02
 
 

@@ -24,10 +24,6 @@ from attacks.statistics import binomial_interval, shared_confidence
 from attacks.types import Adversary, Attack, Evidence, Family, Finding, Surface, Truth, View, Worlds
 from attacks.validation import check_counts
 
-# --- readable ----------------------------------------------------------------------------------
-# Whether numbers can tell members from others at all, before anyone calls an attack no better than guessing.
-
-
 SAME_FOR_ALL_RECORDS = "one number for all records of a replay, which names none of them"
 SAME_IN_ALL_REPLAYS = "the same in every replay, whoever is in"
 
@@ -51,11 +47,9 @@ def why_all_uninformative(several: Iterable[Tensor]) -> str:
     return reasons[0] if reasons and all(reasons) else ""
 
 
-# --- worst records -----------------------------------------------------------------------------
 # How exposed the most exposed records are (Aerni, Zhang and Tramer 2024): an average over records hides them.
 #
 # And how exposed records are that were made hard to fit, against the ordinary ones beside them.
-
 
 WORST_SHARE, WORST_RECORD_FPR = 0.01, 0.001  # the worst 1 % of records, at 1 false alarm in 1 000
 
@@ -140,15 +134,6 @@ def _rank_by_exposure(scores: Tensor, named: Tensor, masks: Tensor) -> Tensor:
     mean = scores.double().masked_fill(~masks, 0).sum(0) / inside
     order = mean.argsort(descending=True, stable=True)
     return order[rate[order].argsort(descending=True, stable=True)]
-
-
-# --- attack ------------------------------------------------------------------------------------
-# Membership attacks as the audit runs them: signals of K replays in, one finding out.
-#
-# The K replays of the victim are called worlds. Each world is the target once, and the others are its shadow models.
-#
-# Each attack reads one signal of ``view.worlds``. Which one is settled before any score is seen: by
-# option, or by SURFACE_SIGNAL. Trying all signals and keeping the best would be selection.
 
 
 # The signals of each surface in order of preference; the first one present is the primary. Synthetic images have an

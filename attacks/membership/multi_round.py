@@ -25,12 +25,6 @@ from attacks.membership.lira import lira
 from attacks.roc import roc, tpr_at_fpr
 from attacks.types import Evidence, Finding, Surface, Truth, View, Worlds
 
-# --- gaussian ----------------------------------------------------------------------------------
-# The likelihood ratio of several signals at once: a Gaussian for members, one for non-members, fitted on shadow models.
-#
-# Carlini et al. (2022) fit the two sides of one signal. Here a record has q signals and they are correlated.
-
-
 Covariance = Literal["shared", "per_side"]
 MIN_OWN_SHARE = 0.25  # share of a record's own gap that is kept whatever the spread says: see _shrunk
 PRIOR_REPLAYS = 4  # worlds that the pooled variance counts for in a record's own
@@ -145,14 +139,6 @@ def _check_signals(signals: Tensor, masks: Tensor, target: Tensor) -> tuple[Tens
     if mask.all() or not mask.any():
         raise ValueError("the shadow models have members only or non-members only")
     return x, mask, t
-
-
-# --- rounds ------------------------------------------------------------------------------------
-# Membership attacks on all replayed rounds of a run: the log-likelihood ratios of the rounds add up.
-#
-# Given a record's coin and what the server sent, a client that forgets draws each round afresh, so the joint ratio is the
-# product of the rounds' ratios; for a client that remembers this is an approximation. The figure of the last round alone
-# stays beside it.
 
 
 def signal_in_all_rounds(worlds: Worlds, name: str) -> Tensor:

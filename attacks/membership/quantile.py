@@ -20,9 +20,8 @@ from attacks.membership.signals import logit_scaled
 from attacks.types import Surface, View
 from attacks.validation import check_counts, check_positive
 
-LOG_CHI_SQUARE_MEAN = (
-    1.2704  # a normal variable's squared residual is on average this far below its variance, in logarithms
-)
+# a normal variable's squared residual is on average this far below its variance, in logarithms
+LOG_CHI_SQUARE_MEAN = 1.2704
 MIN_STD_SHARE = 1e-3  # of a predicted standard deviation, in units of the scores' own
 
 

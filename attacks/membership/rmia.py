@@ -17,10 +17,6 @@ from attacks.membership.signals import logit_scaled
 from attacks.types import Evidence, Finding, Truth, View
 from attacks.validation import check_counts, check_positive
 
-# --- rmia --------------------------------------------------------------------------------------
-# The relative membership test (Zarifzadeh, Liu and Shokri 2024), with the ratio itself as the score.
-
-
 MIN_PROBABILITY = 1e-300
 
 
@@ -120,13 +116,6 @@ def _public_probs(view: View, name: str) -> Tensor | None:
     if name != "confidence" or logits is None or not 0 < logits.shape[-2] <= len(labels):
         return None
     return logit_scaled(logits.double(), labels[: logits.shape[-2]]).sigmoid()
-
-
-# --- few shadows -------------------------------------------------------------------------------
-# RMIA with few shadow models, none of them trained on the record (Zarifzadeh, Liu and Shokri 2024, offline attack).
-#
-# A shadow model that never saw a record can be trained before the record is known, and a handful is enough: RMIA compares
-# the record's ratio with those of public records instead of fitting a distribution to each record.
 
 
 @dataclass(frozen=True)

@@ -20,9 +20,8 @@ from attacks.types import Surface, View
 
 COINCIDENCE_SIGNAL = "shared_noise"
 MIN_SQUARED_GAP = 1e-12  # of a squared gap: below what float32 features of unit scale can tell apart
-COINCIDENCE_LIMIT = (
-    1e-3  # of the noise's standard deviation: a gap below it is no accident in more than a few coordinates
-)
+# of the noise's standard deviation: a gap below it is no accident in more than a few coordinates
+COINCIDENCE_LIMIT = 1e-3
 
 
 @accepts_numpy

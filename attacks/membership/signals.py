@@ -14,11 +14,6 @@ from torch import Tensor
 
 from attacks.arrays import accepts_numpy
 
-# --- signals -----------------------------------------------------------------------------------
-# Membership signals: one number per record from an artifact, larger = more like a member.
-#
-# Pure functions; leading dimensions (worlds) are carried along where the shapes say "...".
-
 
 @accepts_numpy
 def logit_scaled(logits: Tensor, labels: Tensor) -> Tensor:
@@ -137,12 +132,6 @@ def _norm_products(a: Tensor, b: Tensor) -> Tensor:
     return (a.norm(dim=-1) * b.norm(dim=-1)).clamp_min(torch.finfo(a.dtype).tiny)
 
 
-# --- readout -----------------------------------------------------------------------------------
-# Membership signals from a synthetic set: a model trained on it, class means, the nearest example.
-#
-# From an empty set every record gets the same finite number.
-
-
 READOUT_RIDGE = 1e-2  # of the linear readout that stands for "a model trained on the shared synthetic set"
 
 
@@ -175,16 +164,13 @@ def distance_to_synthetic(records: Tensor, synthetic: Tensor, farthest: float) -
     return nearest_distance(records, synthetic) if len(synthetic) else records.new_full((len(records),), -farthest)
 
 
-# --- ridge -------------------------------------------------------------------------------------
 # Joint membership on sums over records: solve for all candidates' parts at once.
 #
 # An update, a gradient, a class mean are nearly sums of one vector a record. The inner product with a record's own vector
 # (alignment) also picks up the records that resemble it; ridge regression on all candidates' vectors takes those out.
 
-
-RIDGE_SHARE = (
-    0.1  # of the mean squared length of a candidate's vector; of many numbers a record (a model's), SMALL is enough
-)
+# of the mean squared length of a candidate's vector; of many numbers a record (a model's), SMALL is enough
+RIDGE_SHARE = 0.1
 SMALL_RIDGE_SHARE = 0.01
 
 

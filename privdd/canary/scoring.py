@@ -34,13 +34,11 @@ from privdd.runtime.files import DamagedRun
 from privdd.runtime.manifest import file_sha256
 from privdd.runtime.run_folder import read_tensors
 
-# --- canary scores -----------------------------------------------------------------------------
 # A score for each canary from what a federation let out: larger = in. Nothing here sees a coin.
 #
 # update: each round's update is regressed on what each canary alone would have done to it, all rounds together
 # (``attacks.canaries``). The size of a step and the noise are not known, so they are estimated from the update.
 # loss: how far a canary's loss fell from the first model to the last.
-
 
 RecordedRound = tuple[Mapping[str, Tensor], Mapping[str, Tensor]]  # what a client was sent, what it replied
 RecordPair = tuple[np.ndarray, np.ndarray]
@@ -139,10 +137,6 @@ def _read_csv_scores(path: Path) -> tuple[np.ndarray, np.ndarray]:
         raise DamagedRun(f"{path}: no such file") from None
     except (ValueError, KeyError, TypeError, OverflowError, csv.Error) as error:
         raise DamagedRun(f"{path}: columns id and score of numbers are needed ({str(error)[:80]})") from None
-
-
-# --- scored artifacts --------------------------------------------------------------------------
-# The scores of sealed canaries from the artifact that the command line names.
 
 
 def score_artifact(sealed: SealedCanaries, given: Mapping[str, Any]) -> tuple[np.ndarray, dict[str, Any]]:

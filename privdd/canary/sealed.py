@@ -26,14 +26,12 @@ from privdd.core.validation import BadConfig, check_number
 from privdd.runtime.files import DamagedRun, read_json, write_bytes, write_json
 from privdd.runtime.private_folder import make_private, state_folder
 
-# --- commitment --------------------------------------------------------------------------------
 # The coins of the canaries, and what is published of them before training: a hash that fixes them and tells nothing.
 #
 # Coins are the bits of SHAKE-256 over a secret salt and the site's name, so whoever is shown the salt can see that they
 # were not chosen one by one. The commitment is SHA-256 over the salt, the coins and the whole public statement (how
 # canaries are to be scored included): none of the three can be changed afterwards (Halevi and Micali 1996 for hiding and
 # binding of hash commitments; here SHA-256 is taken as a random oracle).
-
 
 SALT_BYTES = 32  # bytes
 HASH_PURPOSE = b"privdd sealed canaries 1\0"
@@ -69,14 +67,6 @@ def digest_arrays(*arrays: np.ndarray) -> str:
         h.update(f"{array.dtype.str}|{array.shape}|".encode())
         h.update(np.ascontiguousarray(array).tobytes())
     return h.hexdigest()
-
-
-# --- sealed files ------------------------------------------------------------------------------
-# The files of sealed canaries, written atomically and read as from a stranger: JSON and npz, never a pickle.
-#
-# ``public.json`` and ``canaries.npz`` are for everybody. ``site-NAME.npz`` is for that site alone (which ids it holds are the
-# site's coins), and ``secret.json`` stays with the issuer until it is opened: both lie in a folder of their own. After that
-# ``opened.json`` is public too.
 
 
 PUBLIC_FILE, CANARIES_FILE, SECRET_FILE, OPENED_FILE = "public.json", "canaries.npz", "secret.json", "opened.json"
@@ -272,10 +262,6 @@ def check_commitment(sealed: SealedCanaries, salt: bytes, coins: Mapping[str, st
     if set(coins) != set(sealed.site_counts):
         raise DamagedRun("coins of sites that the public statement does not name")
     return np.concatenate([site_coins(salt, name, count) for name, count in sealed.site_counts.items()])
-
-
-# --- canary records ----------------------------------------------------------------------------
-# Records for canaries: crafted ones, unlike one another and unlike any data, or real ones in the tail with wrong labels.
 
 
 CANDIDATES_PER_CANARY = 3  # candidates for each canary

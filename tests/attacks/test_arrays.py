@@ -38,7 +38,7 @@ INSIDE = {
     "inversion.feature_inversion:shadow_map": "reads an audit's View",
     "inversion.feature_inversion:class_mean_rows": "reads an audit's View",
     "inversion.generative:class_accuracy": "of a trained judge",
-    "inversion.gradient:max_problems_per_batch": "of a search over several victims",
+    "inversion.gradient_matching:max_problems_per_batch": "of a search over several victims",
     "inversion.gradient_matching:mean_total_variation": "differentiated inside a search",
     "inversion.gradient_matching:draw_normal_like": "the search itself",
     "inversion.gradient_matching:minimise_objective": "the search itself",

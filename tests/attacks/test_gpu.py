@@ -30,8 +30,9 @@ from attacks.inversion.analytic import AnalyticInversion
 from attacks.inversion.copy_detection import CopyDetection
 from attacks.inversion.feature_inversion import DecoderTraining, FeatureInversion, WhiteBox
 from attacks.inversion.generative import EvaluationClassifier, GenerativeInversion, RoleInversion, WganGp
-from attacks.inversion.gradient import DLG, IDLG, MIN_RECORDED_ITERATIONS, InvertingGradients, SeeThrough
+from attacks.inversion.gradient import DLG, IDLG, InvertingGradients, SeeThrough
 from attacks.inversion.gradient_attack import GradientInversion, UpdateInversion
+from attacks.inversion.gradient_matching import MIN_RECORDED_ITERATIONS
 from attacks.inversion.known_neighbour import KnownNeighbour
 from attacks.inversion.model_inversion import MiFace as MiFace
 from attacks.inversion.model_inversion import ModelInversion

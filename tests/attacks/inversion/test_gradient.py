@@ -169,7 +169,7 @@ def test_model_and_global_streams_stay_as_they_were(attack: InvertingGradients) 
 def test_no_attack_can_be_handed_the_truth(attack: InvertingGradients) -> None:
     names = set(inspect.signature(attack.reconstruct).parameters)
     assert names <= {
-        "model", "gradients", "shape", "labels", "mean", "std", "generator", "local", "progress", "statistics"
+        "model", "gradients", "shape", "labels", "mean", "std", "generator", "local", "statistics"
     }  # fmt: skip
 
 

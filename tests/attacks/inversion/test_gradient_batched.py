@@ -9,9 +9,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from attacks.inversion import gradient, gradient_matching
-from attacks.inversion.gradient import InvertingGradients, RecordedMatching, can_share_batch, max_problems_per_batch
-from attacks.inversion.gradient_matching import OBJECTIVES, GradientMatching
+from attacks.inversion import gradient_matching
+from attacks.inversion.gradient import InvertingGradients
+from attacks.inversion.gradient_matching import (
+    OBJECTIVES,
+    GradientMatching,
+    RecordedMatching,
+    can_share_batch,
+    max_problems_per_batch,
+)
 from attacks.inversion.victim import LocalSteps, Victim
 from tests.attacks.pictures import convnet, digits, rng
 
@@ -84,7 +90,7 @@ def test_recorded_kernels_give_the_same_bits(monkeypatch: pytest.MonkeyPatch) ->
     two = models()
     gradients, found = [sent(m, 0, 2) for m in two], []
     for from_iterations in (10**6, 1):
-        monkeypatch.setattr(gradient, "MIN_RECORDED_ITERATIONS", from_iterations)
+        monkeypatch.setattr(gradient_matching, "MIN_RECORDED_ITERATIONS", from_iterations)
         made = SHORT.reconstruct_models(two, gradients, SHAPE, generators=streams(), local=LOCAL)
         found.append(torch.cat([r.images for one in made for r in one]))
     assert torch.equal(*found)
