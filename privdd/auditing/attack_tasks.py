@@ -7,8 +7,9 @@ together than one by one are one task.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,8 +19,12 @@ from torch import Tensor
 from attacks.inversion.evaluation import empty_release_finding
 from attacks.membership.attack import one_run_bound, unreadable_finding
 from attacks.types import Attack, Evidence, Family, Finding, Truth, View
+from privdd.auditing.coverage import is_applicable_to
 from privdd.core.device import to_device
 from privdd.core.rng import Keys
+from privdd.runtime.engine import Engine
+from privdd.runtime.progress import show_progress
+from privdd.runtime.run_folder import read_tensors, write_tensors
 
 # --- error budget ------------------------------------------------------------------------------
 # One error budget for every finite-sample bound that can decide a verdict.
@@ -90,13 +95,14 @@ class AttackFailed(RuntimeError):
 
 @dataclass(frozen=True)
 class AttackJob:
-    """One attack on one view; note: where the view comes from, in words."""
+    """One attack on one view; note: where the view comes from, in words; remarks: what else a finding's note says of it."""
 
     view: View
     truth: Truth
     note: str
     name: str
     attack: Attack
+    remarks: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -187,6 +193,66 @@ def _finding_without_attack(job: AttackJob) -> Finding | None:
 def _attack_failure(job: AttackJob, error: Exception) -> AttackFailed:
     view, text = job.view, f"{type(error).__name__}: {error}"
     return AttackFailed(f"attack {job.name} on {view.surface} ({view.adversary}) failed: {text}")
+
+
+def collect_attack_jobs(
+    views: Iterable[tuple[View, Truth, str]], chosen: Iterable[tuple[View, Truth, str, str, Attack]], attacks: Mapping[str, Attack]
+) -> list[AttackJob]:  # fmt: skip
+    """Every attack on every view that it reads. views: each with its truth and note; chosen: with the attack that it is for."""
+    found = [
+        AttackJob(view, truth, note, name, attack)
+        for view, truth, note in views
+        for name, attack in attacks.items()
+        if is_applicable_to(attack, view.surface, view.adversary, 0 if view.worlds is None else len(view.worlds.masks))
+    ]
+    return found + [AttackJob(*one) for one in chosen]
+
+
+def run_attacks(
+    jobs: Sequence[AttackJob], terms: AttackTerms, engine: Engine, folder: Path, earlier: Mapping[str, Finding]
+) -> list[Finding]:
+    """The finding of each job, its evidence written into ``folder``. earlier: what is there already, by evidence file."""
+    files = evidence_file_names(jobs)
+    found = _found_before(jobs, files, terms, folder, earlier)
+    fresh = [at for at in range(len(jobs)) if at not in found]
+    tasks = group_attack_tasks([jobs[at] for at in fresh], terms)
+    with show_progress("attack", len(fresh)) as bar:
+        for (rows, _), outcomes in zip(tasks, engine.map(AttackTask.run, [task for _, task in tasks])):
+            for at, done in zip([fresh[row] for row in rows], outcomes):
+                job = jobs[at]
+                note = "; ".join(filter(None, [job.note, *job.remarks, done.finding.measures.get("note", "")]))
+                found[at] = done.finding.with_measures(note=note, figure=files[at])
+                write_tensors(folder / files[at], done.evidence_tensors)
+                bar.advance(f"{job.view.surface} {job.name}")
+    return [found[at] for at in range(len(jobs))]
+
+
+def _found_before(
+    jobs: Sequence[AttackJob], files: Sequence[str], terms: AttackTerms, folder: Path, earlier: Mapping[str, Finding]
+) -> dict[int, Finding]:
+    """Place of a job -> its finding, where the folder holds it already."""
+    found = {}
+    for at, (job, file) in enumerate(zip(jobs, files, strict=True)):
+        before = earlier.get(file)
+        if before is not None and _is_of(before, job):
+            found[at] = decided_again(before, read_tensors(folder / file), job, terms)
+    return found
+
+
+def _is_of(finding: Finding, job: AttackJob) -> bool:
+    """Whether a finding came of the same attack on the same view."""
+    same = (finding.surface, finding.attack, finding.adversary) == (job.view.surface, job.name, job.view.adversary)
+    return same and str(finding.measures.get("note", "")).startswith(job.note)
+
+
+def evidence_file_names(jobs: Sequence[AttackJob]) -> list[str]:
+    """The name of each job's evidence file: "surface.attack", numbered from the second on."""
+    used, files = dict[str, int](), list[str]()
+    for job in jobs:
+        stem = f"{job.view.surface}.{job.name}"
+        used[stem] = used.get(stem, 0) + 1
+        files.append(f"{stem}{f'.{used[stem]}' if used[stem] > 1 else ''}.safetensors")
+    return files
 
 
 def group_attack_tasks(jobs: Sequence[AttackJob], terms: AttackTerms) -> list[tuple[tuple[int, ...], AttackTask]]:

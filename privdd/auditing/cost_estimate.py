@@ -24,8 +24,8 @@ from torch.nn import functional
 from attacks.types import IMAGE_SURFACES, Attack, Family, Surface
 from privdd.auditing.adversary_view import MAX_BLOCK_BYTES, MAX_MATRIX_BYTES
 from privdd.auditing.noised_sums import federation_count, is_closed_form, replay_count
-from privdd.auditing.pipeline import AuditResult, audit_experiment, shadow_trainings_at
-from privdd.auditing.shadow_models import count_shared_rounds
+from privdd.auditing.pipeline import AuditState, audit_experiment
+from privdd.auditing.shadow_models import count_shared_rounds, shadow_trainings_at
 from privdd.auditing.timing import MAX_ROUND_SECONDS, RoundTiming, RoundTimings
 from privdd.core.device import to_device
 from privdd.core.loop_timing import LOOP_ALLOWANCE, TimeLimitExceeded, cpu_time_limit, truncate_loops
@@ -328,7 +328,7 @@ class CostProbe:
 
 
 def estimate_from_probe(
-    whole: Experiment, probe: CostProbe, folder: Path, report: Callable[[RunFolder, AuditResult], object]
+    whole: Experiment, probe: CostProbe, folder: Path, report: Callable[[RunFolder, AuditState], object]
 ) -> CostEstimate:
     """What an audit of ``whole`` takes; the probe's files go into ``folder``. report: writes findings and page."""
     began, clock = time.process_time(), time.monotonic()
@@ -350,7 +350,7 @@ def _peak_memory() -> int:
 
 
 def _stage_seconds(
-    whole: Experiment, probe: CostProbe, audited: AuditResult, share: float
+    whole: Experiment, probe: CostProbe, audited: AuditState, share: float
 ) -> tuple[dict[str, float], float]:
     """CPU seconds by stage, and those of the longest single attack. share: CPU seconds per second of wall."""
     small, seconds = probe.experiment, audited.seconds
@@ -371,14 +371,14 @@ def _stage_seconds(
     return {name: value for name, value in stages.items() if value}, max(attacks.values(), default=0.0)
 
 
-def _replay_seconds(audited: AuditResult, small: Experiment) -> float:
+def _replay_seconds(audited: AuditState, small: Experiment) -> float:
     """CPU seconds of one replay in one round, on average over the phases: the second of two, so that all is warm."""
     scene = audited.finished_run
     whole = small.shards[scene.plan.victim]
     spent = []
     with tempfile.TemporaryDirectory() as folder, torch_threads(small.engine.threads):
         for stage in shadow_trainings_at(
-            scene, whole, RunFolder(Path(folder)), {t: (t,) for t in audited.training}
+            scene, whole, RunFolder(Path(folder)), {t: (t,) for t in audited.signals.training}
         ).values():
             batched = scene.plan.method.audit_hooks.shares_work
             worlds = stage.replay_groups[0] if batched else range(1, 2)
@@ -390,7 +390,7 @@ def _replay_seconds(audited: AuditResult, small: Experiment) -> float:
     return sum(spent) / max(len(spent), 1)
 
 
-def _attack_seconds(whole: Experiment, probe: CostProbe, audited: AuditResult, share: float) -> dict[str, float]:
+def _attack_seconds(whole: Experiment, probe: CostProbe, audited: AuditState, share: float) -> dict[str, float]:
     """CPU seconds of each attack at full length."""
     spent = {name: share * value for name, value in _seconds_by_attack(audited).items()}
     surfaces = {f.surface for f in audited.findings if f.family == Family.MEMBERSHIP}
@@ -414,7 +414,7 @@ def extrapolate_length(one: float, two: float, short: int, longer: int, full: in
     return max(one, two) + step * max(full - longer, 0)
 
 
-def _seconds_by_attack(audited: AuditResult, family: Family | None = None) -> dict[str, float]:
+def _seconds_by_attack(audited: AuditState, family: Family | None = None) -> dict[str, float]:
     """Wall seconds by attack, of one family, or of all but the guarantee tests."""
     found: dict[str, float] = {}
     for finding in audited.findings:

@@ -15,7 +15,7 @@ import torch
 from attacks.types import Finding
 from privdd import __version__
 from privdd.auditing.coverage import describe_waiver, is_about_releases, untested_parts, why_not_read
-from privdd.auditing.pipeline import AuditResult
+from privdd.auditing.pipeline import AuditState
 from privdd.data.hard_examples import hard_example_counts
 from privdd.federated.checkpoint import write_ledger
 from privdd.federated.evaluation import divergence_message
@@ -229,7 +229,7 @@ def paper_claims_of(experiment: Experiment) -> list[Claim]:
     return experiment.plan.method.audit_hooks.claims(experiment.plan, experiment.shards)
 
 
-def findings_json(audited: AuditResult) -> dict[str, Any]:
+def findings_json(audited: AuditState) -> dict[str, Any]:
     """The whole result as plain data of schema 2 (see ``privdd.reporting.schema``)."""
     scene = audited.finished_run
     experiment, progress = scene.experiment, scene.progress
@@ -289,7 +289,7 @@ def epsilon_by_accountant(ledger: Ledger, surfaces: Sequence[str] | None = None)
     return {a: ledger.epsilon(surfaces=surfaces, accountant=a) for a in ("pld", "rdp")}  # type: ignore[arg-type]
 
 
-def _privacy_json(experiment: Experiment, ledger: Ledger, audited: AuditResult) -> dict[str, Any]:
+def _privacy_json(experiment: Experiment, ledger: Ledger, audited: AuditState) -> dict[str, Any]:
     noise = noise_settings_of(experiment)
     claims = paper_claims_of(experiment)
     return {
@@ -453,7 +453,7 @@ def finding_row(finding: Finding, stated: float | None) -> dict[str, Any]:
 
 def write_audit(
     folder: RunFolder,
-    audited: AuditResult,
+    audited: AuditState,
     argv: Sequence[str],
     commands: Sequence[AttackCommand] = (),
     asked: Collection[str] = (),
@@ -467,7 +467,7 @@ def write_audit(
     write_ledger(folder.ledger_file, scene.progress.ledger)
     about = manifest_json(scene.experiment, scene.progress, audited.seconds, argv) | run_provenance()
     now = AttackCommand(about["date"], shlex.join(argv), about["version"], about["commit"], tuple(sorted(asked)))
-    worlds = [{"round": t, **asdict(choice)} for t, choice in audited.training.items()]
+    worlds = [{"round": t, **asdict(choice)} for t, choice in audited.signals.training.items()]
     found = {"worlds": worlds, "attacks_not_run": list(audited.not_run)}
     if commands:
         found["command"] = shlex.split(commands[0].command) or list(argv)

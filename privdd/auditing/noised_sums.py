@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from attacks.membership.noised_sums import RATIO_SIGNAL, NoisedSums
-from attacks.types import Adversary, Attack, Family, View, Worlds
+from attacks.types import Adversary, Attack, Family, Truth, View, Worlds
 from privdd.auditing.canary_game import ObservedRelease, TranscriptReader, is_noised_sum, noised_sum_of_release
 from privdd.auditing.coverage import uncovered_surfaces
 from privdd.auditing.dp_tests.instrumentation import instrumented_context
@@ -184,8 +184,8 @@ class _SumCollector:
             raise _AllReleasesSeen
 
 
-def analyst_view(scene: FinishedRun, reads: NoisedSumScores, round: int) -> View:
-    """The audited records as the analyst holds them, on the surface that the first query ends up in (of several, the
+def analyst_view(scene: FinishedRun, reads: NoisedSumScores, round: int) -> tuple[View, Truth, str]:
+    """View, truth and note: the audited records as the analyst holds them, on the surface that the first query ends up in (of several, the
     first that is sent). round: the latest."""
     game, public = scene.game, scene.public_records
     name = next(n for n in scene.plan.mechanisms if n in scene.plan.method.queries)
@@ -199,4 +199,5 @@ def analyst_view(scene: FinishedRun, reads: NoisedSumScores, round: int) -> View
         scene.plan.method.uploads,
     )
     surface = surface if surface in sent.values() else next(iter(sent.values()))
-    return View(surface, Adversary.ANALYST, (), scene.adversary_knowledge(round), worlds)
+    view = View(surface, Adversary.ANALYST, (), scene.adversary_knowledge(round), worlds)
+    return view, scene.ground_truth(), ANALYST_NOTE

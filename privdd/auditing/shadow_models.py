@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from attacks.membership import signals as sig
-from attacks.types import Adversary, Surface, View
+from attacks.types import Adversary, Family, Surface, View
 from privdd.auditing.adversary_view import AdversaryView
 from privdd.auditing.replay import (
     ClientReplay,
@@ -30,7 +30,7 @@ from privdd.auditing.replay import (
 )
 from privdd.auditing.signal_extraction import POPULATION_RECORDS, SIGNAL_READERS, Signals, extract_signals
 from privdd.auditing.timing import SpeedTrial, TrainingChoice, choose_training, speed_key
-from privdd.auditing.views import FinishedRun
+from privdd.auditing.views import FinishedRun, describe_granted_knowledge, describe_other_networks
 from privdd.core.device import to_device
 from privdd.core.types import Shard, State, Tensors
 from privdd.federated.channel import tensor_shapes
@@ -328,6 +328,52 @@ def signals_of_audited_rounds(
     return {t: {key: value for key, value in stacked[t].items() if "@" not in key} for t in audited}
 
 
+@dataclass(frozen=True)
+class ShadowSignals:
+    """What replays show of the audited records, by "surface|signal".
+
+    by_round: audited round -> (K, n, ...) of what the client sent in it; over_rounds: audited round -> (K, n, R), in several
+    rounds; of_server: (K, n) of what the server sends at the end; missing: what kept replays of an earlier version lack;
+    training: audited round -> how its replays were trained.
+    """
+
+    by_round: Mapping[int, StackedSignals] = field(default_factory=dict)
+    over_rounds: Mapping[int, StackedSignals] = field(default_factory=dict)
+    of_server: StackedSignals = field(default_factory=dict)
+    missing: frozenset[str] = frozenset()
+    training: Mapping[int, TrainingChoice] = field(default_factory=dict)
+
+
+def train_shadow_models(
+    scene: FinishedRun, whole: Shard, folder: RunFolder, replays: int | None, federations: int
+) -> ShadowSignals:
+    """Replay the audited client, so many times (None: all that were drawn), and the whole federation ``federations`` times."""
+    grouped = rounds_to_combine(scene.progress.snapshots, scene.experiment.audit_settings.rounds)
+    trainings = shadow_trainings_at(scene, whole, folder, grouped, replays)
+    with show_progress("shadow models", sum(len(one.game.masks) for one in trainings.values())) as bar:
+        stacked = {t: one.collect_signals(bar) for t, one in trainings.items()}
+    sent = stack_server_signals(scene, whole, folder, federations)
+    missing = frozenset[str]().union(*(one.missing_signals(stacked[t]) for t, one in trainings.items()))
+    own, over = signals_of_audited_rounds(stacked, grouped), stack_over_rounds(stacked, grouped)
+    return ShadowSignals(own, over, sent, missing, {t: trainings[t].training_choice for t in grouped})
+
+
+def shadow_trainings_at(
+    scene: FinishedRun, whole: Shard, folder: RunFolder, grouped: Mapping[int, Sequence[int]], few: int | None = None
+) -> dict[int, ShadowTraining]:
+    """The replays of every round of ``grouped`` (audited round -> its rounds), not yet run. few: so many instead of all."""
+    experiment, snapshots = scene.experiment, scene.progress.snapshots
+    training = experiment.audit_settings.training
+    game = replace(scene.game, masks=scene.game.masks[:few])
+
+    def training_of_round(t: int) -> ShadowTraining:
+        held = (game, scene.adversary_view(t), folder, experiment.engine, experiment.run.fingerprint, training)
+        crowd = experiment.shards if scene.plan.trust.is_summed else ()
+        return ShadowTraining(scene.plan, snapshots, t, whole, *held, crowd=crowd)
+
+    return plan_shadow_trainings(training_of_round, scene.adversary_view, grouped)
+
+
 # --- shadow federations ------------------------------------------------------------------------
 # Shadow models for adversaries who see only what the server sends: the whole federation is trained again.
 #
@@ -360,6 +406,17 @@ def stack_server_signals(scene: FinishedRun, whole: Shard, folder: RunFolder, fe
             plan, experiment.new_ledger(), experiment.shards, whole, scene.game, lens, real, worlds, folder,
             experiment.engine, experiment.run.fingerprint, bar, experiment.audit_settings.federation_rounds,
         )  # fmt: skip
+
+
+def describe_view(scene: FinishedRun, view: View, family: Family, missing: Collection[str]) -> list[str]:
+    """What a finding's note says of how its view came about; missing: as of ``ShadowSignals``."""
+    by_replays = family == Family.MEMBERSHIP
+    return [
+        describe_granted_knowledge(scene.plan, view, family),
+        describe_replays(scene, view) if by_replays else "",
+        describe_other_networks(view),
+        describe_missing_signals(view.surface, missing) if by_replays else "",
+    ]
 
 
 def describe_replays(scene: FinishedRun, view: View) -> str:

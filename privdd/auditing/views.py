@@ -158,6 +158,46 @@ def feature_noise_constants(plan: Plan) -> dict[str, Any]:
     return dict(released[0].public_constants(math.prod(plan.problem.shape))) if released else {}
 
 
+SignalsByRound = Mapping[int, Mapping[str, Tensor]]  # audited round -> signals by "surface|signal"
+
+
+def collect_views(
+    scene: FinishedRun, stacked: SignalsByRound, rounds: SignalsByRound, sent: Mapping[str, Tensor]
+) -> Iterator[tuple[View, Truth, str]]:
+    """Every view with its truth, and words for where it comes from. rounds: the signals in all replayed rounds."""
+    truth = scene.ground_truth()
+    several = len({scene.progress.snapshots[t].phase for t in stacked}) > 1
+    for t, signals in stacked.items():
+        phase = scene.progress.snapshots[t].phase
+        for view in client_views(scene, t, signals, rounds[t]):
+            yield view, truth, f"{phase} phase, round {t}" if several else f"round {t}"
+    final = scene.plan.method.broadcast(scene.progress.server)
+    for view in server_views(scene, final, {**sent, **_pooled_feature_signals(stacked)}):
+        yield view, scene.ground_truth_of(view), "after the last round"
+    yield from _single_record_views(scene)
+
+
+def _pooled_feature_signals(stacked: SignalsByRound) -> dict[str, Tensor]:
+    """A peer sees the client's features among everybody's: the same rows, so the same matched filter."""
+    return {
+        key.replace("features|", f"{Surface.SHARED_FEATURES}|"): value
+        for signals in stacked.values()
+        for key, value in signals.items()
+        if key.startswith("features|")
+    }
+
+
+def _single_record_views(scene: FinishedRun) -> Iterator[tuple[View, Truth, str]]:
+    count = scene.experiment.audit_settings.victims
+    generator = scene.plan.keys.fold("audit", "probes").torch()
+    chosen = torch.randperm(len(scene.shard.train), generator=generator)[:count].tolist()
+    updates = [t for t, s in scene.progress.snapshots.items() if s.phase == "train"]
+    for t in sorted({min(updates), max(updates)} if updates else set()):
+        probe = single_record_view(scene, t, chosen)
+        if probe is not None:
+            yield *probe, f"a client that holds one record, round {t}"
+
+
 def client_views(
     scene: FinishedRun, round: int, stacked: Mapping[str, Tensor], rounds: Mapping[str, Tensor] | None = None
 ) -> Iterator[View]:

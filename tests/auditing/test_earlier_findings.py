@@ -66,7 +66,7 @@ def test_a_narrower_question_takes_nothing_away(copied: Callable[[str], Path], m
     before, kept = rows(run), {p.name: p.read_bytes() for p in (run / "evidence").iterdir()}
     tests = read_json(run / "findings.json")["privacy"]["multiplicity"]["tests"]
     made: list[str] = []
-    monkeypatch.setattr("privdd.auditing.pipeline.write_tensors", lambda path, kept: (made.append(path.name), write_tensors(path, kept)))
+    monkeypatch.setattr("privdd.auditing.attack_tasks.write_tensors", lambda path, kept: (made.append(path.name), write_tensors(path, kept)))
     assert attack(run, "attack=[rmia]") in (0, 2)
     after = rows(run)
     of_attacks = {key: row for key, row in before.items() if key[2]}

@@ -25,7 +25,7 @@ from privdd.auditing.noised_sums import (
     replay_count,
     score_noised_sums,
 )
-from privdd.auditing.pipeline import AuditResult, audit_experiment, membership_game_of
+from privdd.auditing.pipeline import AuditState, audit_experiment, membership_game_of
 from privdd.cli.build import build_experiment
 from privdd.federated import channel
 from privdd.federated.experiment import Experiment
@@ -135,11 +135,11 @@ def test_which_runs_are_read(algo, settings, read):
     assert not needs_releases(experiment, {"lira": Lira()})
 
 
-def of_analyst(found: AuditResult) -> list[Finding]:
+def of_analyst(found: AuditState) -> list[Finding]:
     return [f for f in found.findings if f.attack == "noised_reads"]
 
 
-def seen(found: AuditResult) -> int:
+def seen(found: AuditState) -> int:
     """Replays that attacks on what was sent had."""
     return next(f.measures["worlds"] for f in found.findings if f.attack == "lira")
 
@@ -151,7 +151,7 @@ def without_guarantee_tests(monkeypatch):
     monkeypatch.setattr(pipeline, "run_log_tests", lambda subject, record: [])
 
 
-def audited(folder: Path, *more: str, attacks=ATTACKS) -> AuditResult:
+def audited(folder: Path, *more: str, attacks=ATTACKS) -> AuditState:
     return audit_experiment(build_experiment(tiny_config("feddm_dp", EVERY, *SMALL, *more, command="audit")), attacks, RunFolder(folder))
 
 

@@ -17,7 +17,7 @@ from joblib.externals.loky import get_reusable_executor, process_executor
 from attacks.types import Finding
 from privdd.auditing.attack_tasks import AttackOutcome, AttackTask
 from privdd.auditing.dp_tests.runner import GuaranteeTest
-from privdd.auditing.pipeline import audit_experiment, membership_game_of, run_audit_task
+from privdd.auditing.pipeline import audit_experiment, membership_game_of
 from privdd.auditing.replay import ClientReplay, round_chain
 from privdd.cli.build import build_experiment
 from privdd.cli.compose import compose_config
@@ -85,14 +85,14 @@ def both_workers(engine: Engine, marker: Path) -> set[int]:
 class Keeping(Engine):
     """Serial, and keeps the attacks and guarantee tests with their answers."""
 
-    work: list[AttackTask | GuaranteeTest] = field(default_factory=list)
+    work: list[tuple[Callable[[Any], Any], list[Any]]] = field(default_factory=list)
     answers: list[list[Any]] = field(default_factory=list)
 
     def map(self, fn: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Any]:
         work = list(items)
         answers = [fn(item) for item in work]
-        if fn is run_audit_task:
-            self.work.extend(work), self.answers.extend(answers)
+        if fn in (AttackTask.run, GuaranteeTest.run):
+            self.work.append((fn, work)), self.answers.extend(answers)
         return iter(answers)
 
 
@@ -129,7 +129,7 @@ def test_attacks_and_guarantee_tests_are_bit_identical_on_ray(engine: Engine, tm
     few = {name: attack for name, attack in attacks().items() if name in ("lira", "inverting")}
     kept = Keeping()
     audit_experiment(replace(experiment(), engine=kept), few, RunFolder(tmp_path))
-    found = list(engine.map(run_audit_task, kept.work))
+    found = [answer for fn, work in kept.work for answer in engine.map(fn, work)]
     assert {part.finding.attack for parts in found for part in parts if isinstance(part, AttackOutcome)} == set(few)
     assert {part.attack for parts in found for part in parts if isinstance(part, Finding)} >= {"t2_whole_run", "t1_sensitivity"}
     for mine, other in zip(found, kept.answers, strict=True):
