@@ -1,24 +1,16 @@
-"""How loops keep a GPU busy, and how they get the same bits each time on it.
+"""How loops keep a GPU busy: values are read seldom, random numbers are sent in blocks, and batches fit the memory.
 
-Values are read seldom, random numbers are sent in blocks, and batches fit the memory. A GPU's fastest kernels add in an
-order that changes from call to call; whoever repeats a computation and compares, as tests of a guarantee do, or resumes a
-run, needs ``deterministic_kernels``, which fails where a kernel of a fixed order is missing; for two of those, a form that
-has one stands here.
+A GPU's fastest kernels add in an order that changes from call to call; of pooling, a form that has a fixed one stands here.
 """
 
 from __future__ import annotations
 
-import math
-import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-BYTES_PER_PIXEL = 2**15  # bytes that ResNet-18 keeps for a pixel of an image and its gradient, and a third more
 STEPS_BETWEEN_READS = 16  # steps between looks at values on a GPU: each makes the host wait for all that is under way
 STEPS_PER_TRANSFER = 64  # steps whose random numbers travel together
 # of a GPU's memory: the rest is for its libraries, for what the allocator keeps, and for other batches
@@ -56,17 +48,6 @@ def memory_budget(device: torch.device | str, usual: int) -> int:
     return int(MEMORY_SHARE * torch.cuda.mem_get_info(where)[1]) if where.type == "cuda" else usual
 
 
-def max_images_per_batch(images: Tensor, usual: int, cached: int) -> int:
-    """How many of ``images`` (n, c, h, w) may go through a network at once: ``usual``, a number that was asked for.
-
-    ``cached`` is the default, chosen for a CPU's cache; where it was left as it is, a GPU takes as many as fit into its
-    memory with a network such as ResNet-18.
-    """
-    if images.device.type == "cpu" or usual != cached:
-        return usual
-    return max(usual, memory_budget(images.device, 0) // (BYTES_PER_PIXEL * math.prod(images.shape[-2:])))
-
-
 def record_cuda_graph(
     compute: Callable[[Tensor], tuple[Tensor, ...]], like: Tensor
 ) -> Callable[[Tensor], tuple[Tensor, ...]]:
@@ -99,38 +80,6 @@ def record_cuda_graph(
     return replay_graph
 
 
-CUBLAS_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
-DETERMINISTIC_WORKSPACES = (
-    ":4096:8",
-    ":16:8",
-)  # sizes of its memory at which a GPU's products of matrices add in a fixed order
-
-
-@contextmanager
-def deterministic_kernels(device: torch.device | str) -> Iterator[None]:
-    """On a GPU: kernels of a fixed order, and float32 in full (TF32 keeps 10 bits of 23), as on the CPU.
-
-    Raises torch's RuntimeError, inside, at an operation that has no such kernel.
-    """
-    if torch.device(device).type == "cpu":
-        yield
-        return
-    os.environ.setdefault(CUBLAS_WORKSPACE, DETERMINISTIC_WORKSPACES[0])  # read at the first product of matrices
-    products, convolutions = torch.backends.cuda.matmul, torch.backends.cudnn
-    before = torch.are_deterministic_algorithms_enabled(), products.allow_tf32, convolutions.allow_tf32
-    memory: Any = torch.utils.deterministic
-    filled = memory.fill_uninitialized_memory  # a kernel more for every new tensor
-    torch.use_deterministic_algorithms(True)
-    memory.fill_uninitialized_memory = False
-    products.allow_tf32 = convolutions.allow_tf32 = False
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(before[0])
-        memory.fill_uninitialized_memory = filled
-        products.allow_tf32, convolutions.allow_tf32 = before[1:]
-
-
 def average_pool(x: Tensor, size: int | tuple[int, int]) -> Tensor:
     """``F.adaptive_avg_pool2d``: (..., h, w) -> (..., *size); off the CPU as two products, whose gradient is repeatable."""
     if x.device.type == "cpu":
@@ -146,22 +95,3 @@ def _pooling_weights(like: Tensor, length: int, cells: int) -> Tensor:
     first, last = cell * length // cells, ((cell + 1) * length + cells - 1) // cells  # one past the last
     inside = (at >= first) & (at < last)
     return (inside / inside.sum(1, keepdim=True)).to(like)
-
-
-def sample_grid(x: Tensor, grid: Tensor) -> Tensor:
-    """``F.grid_sample`` of x (n, c, h, w) at one ``grid`` (h, w, 2) for all: bilinear, zeros outside, corners not aligned.
-
-    Off the CPU as a weighted sum of four selections, whose gradient is repeatable.
-    """
-    if x.device.type == "cpu":
-        return F.grid_sample(x, grid.expand(len(x), -1, -1, -1), mode="bilinear", align_corners=False)
-    height, width = x.shape[-2:]
-    across, down = ((grid[..., 0] + 1) * width - 1) / 2, ((grid[..., 1] + 1) * height - 1) / 2
-    left, top, total = across.floor(), down.floor(), torch.zeros_like(x)
-    for column in (left, left + 1):
-        for row in (top, top + 1):
-            share = (1 - (across - column).abs()) * (1 - (down - row).abs())
-            inside = (column >= 0) & (column < width) & (row >= 0) & (row < height)
-            at = row.clamp(0, height - 1) * width + column.clamp(0, width - 1)
-            total = total + x.flatten(2).index_select(2, at.long().flatten()).view_as(x) * (share * inside)
-    return total

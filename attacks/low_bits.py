@@ -18,6 +18,7 @@ from attacks.arrays import accepts_numpy
 
 # times std: numbers further from zero are multiples of a coarse step by their float format alone
 MAX_NOISE_SCALES = 8.0
+NO_BIT = 2000.0  # above that of any number
 FINEST_STEP = (
     2.0**-18
 )  # times std: the finest step that the format of a float32 number within NEAR would not give by itself
@@ -39,6 +40,14 @@ class LowBits:
     def tells_values_apart(self) -> bool:
         """Whether low bits can tell clean values apart."""
         return self.off > 0
+
+
+@accepts_numpy
+def lowest_set_bits(values: Tensor) -> Tensor:
+    """log2 of the lowest set bit of each number, as float64; ``NO_BIT`` for 0, which has none."""
+    mantissa, exponent = values.double().frexp()
+    whole = (mantissa * 2.0**53).abs().long()
+    return torch.where(whole > 0, (whole & -whole).double().log2() + exponent - 53, NO_BIT)
 
 
 @accepts_numpy
@@ -65,15 +74,6 @@ def examine_low_bits(released: Tensor, std: float, step: float | None = None) ->
     near = values[values.abs() <= MAX_NOISE_SCALES * std]
     if step is not None:
         return LowBits(len(near), int(is_off_lattice(values, step).sum()), step)
-    finest = 2.0 ** math.floor(math.log2(FINEST_STEP * std))
-    off = is_off_lattice(near, finest)
-    if bool(off.any()):
-        return LowBits(len(near), int(off.sum()), 0.0)
-    return LowBits(len(near), 0, _largest_common_power(near / finest) * finest)
-
-
-def _largest_common_power(integers: Tensor) -> float:
-    """The largest power of two that divides every one of these whole numbers (2**52 if all are zero)."""
-    whole = integers.to(torch.int64)
-    lowest = whole & -whole
-    return float(lowest[lowest > 0].min()) if bool((lowest > 0).any()) else 2.0**52
+    bits, finest = lowest_set_bits(near), math.floor(math.log2(FINEST_STEP * std))
+    off = int((bits < finest).sum())
+    return LowBits(len(near), off, 0.0 if off else 2.0 ** min(float(bits.min()) if len(bits) else NO_BIT, 1000.0))

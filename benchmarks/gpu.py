@@ -27,11 +27,11 @@ from typing import Any
 
 import torch
 
-from attacks.gpu import deterministic_kernels
 from benchmarks.gpu_audit_stages import AUDIT
 from benchmarks.gpu_clock import Taken, profiled, timed
 from benchmarks.gpu_stages import FEDERATED, Stage
 from benchmarks.machine import hardware
+from privdd.core.device import deterministic_kernels
 from privdd.runtime.workers import torch_threads
 
 STAGES = {stage.name: stage for stage in (*FEDERATED, *AUDIT)}

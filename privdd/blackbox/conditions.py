@@ -11,6 +11,7 @@ import numpy as np
 from scipy import stats
 
 from attacks.epsilon import best_threshold, from_scores
+from attacks.low_bits import lowest_set_bits
 from attacks.statistics import shared_confidence
 from privdd.blackbox.claim import CheckedClaim
 from privdd.blackbox.identification_games import scaled_data
@@ -148,14 +149,6 @@ FEW = 0.1  # different values for each call: fewer are outcomes that come back
 LOW_BIT_SHARE = 0.05  # of the time or the calls left, spent where it only is a condition
 
 
-def lowest_set_bits(rows: np.ndarray) -> np.ndarray:
-    """(n, m) -> (n,): log2 of the lowest set bit of any number in a row (0 has none)."""
-    mantissa, exponent = np.frexp(rows)
-    whole = np.abs(mantissa * 2.0**53).astype(np.int64)
-    low = np.where(whole > 0, np.log2(np.maximum(whole & -whole, 1)) + exponent - 53.0, 2000.0)
-    return low.min(1)
-
-
 def _moved_number(rows: np.ndarray, axis: np.ndarray) -> np.ndarray:
     """The number in which the record is largest, where numbers of the release are those of the record."""
     return rows[:, [int(np.argmax(np.abs(axis)))]] if rows.shape[1] == len(axis) else rows
@@ -184,7 +177,7 @@ def check_low_bits(
             continue
         if not stated.low_bits and all(len(np.unique(side.rows)) <= FEW * count for side in sides):
             continue  # a choice among a few values is no sum that was rounded
-        scores = [lowest_set_bits(_moved_number(block.rows[:, 0], pair.axis)) for block in sides]
+        scores = [lowest_set_bits(_moved_number(block.rows[:, 0], pair.axis)).min(1) for block in sides]
         half = count // 2
         parts = [
             (np.concatenate([s[w] for s in scores]), np.repeat([True, False], [len(scores[0][w]), len(scores[1][w])]))

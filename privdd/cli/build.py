@@ -177,7 +177,7 @@ def _check_device(device: str, method: Method, engine: Engine) -> None:
     it was told to work in a way that changes bits."""
     import torch
 
-    from attacks.gpu import CUBLAS_WORKSPACE, DETERMINISTIC_WORKSPACES
+    from privdd.core.device import CUBLAS_WORKSPACE, DETERMINISTIC_WORKSPACES
 
     if device != "cpu" and not method.audit_hooks.on_gpu:
         raise BadConfig(f"device={device}: {type(method).__name__} computes on the CPU alone; leave device=cpu")

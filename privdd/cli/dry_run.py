@@ -37,10 +37,10 @@ MAX_PROBE_SECONDS = 45.0  # CPU seconds of a probe; a longer one is not run
 
 def print_cost(config: DictConfig, path: Path) -> int:
     """Print the price of the audit of ``config`` into ``path``; exit status 0. Raises BadConfig for what cannot run."""
-    from attacks.gpu import deterministic_kernels
     from privdd.auditing.cost_estimate import check_resources, extrapolate_cost, probe_seconds, time_unit_costs
     from privdd.cli.build import build_attacks, build_experiment
     from privdd.cli.settings import is_forced
+    from privdd.core.device import deterministic_kernels
 
     if config.get("scores") is not None or config.get("run") is not None or config.get("resume") is not None:
         raise BadConfig(f"{DRY_RUN_OPTION}: only a run that trains has a price; leave scores=, run= and resume= away")

@@ -14,12 +14,12 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from attacks.gpu import deterministic_kernels
 from privdd.cli.compose import format_shell_assignment
 from privdd.cli.resume import add_attacks, asked_of, check_same_config, looks_further
 from privdd.cli.secret import check_same_secret, remove_secret
 from privdd.cli.settings import audit_settings, is_forced, to_plain_settings, user_code_of_config, write_code_digests
 from privdd.cli.stored_config import OUTSIDE_SETTINGS, list_foreign_packages, load_stored_config, read_stored_config
+from privdd.core.device import deterministic_kernels
 from privdd.core.validation import BadConfig
 from privdd.reporting.schema import Findings
 from privdd.runtime.files import is_half_written, list_plain_files, lock_folder, write_bytes

@@ -2,7 +2,8 @@
 
 Inside of a task nobody says where a tensor goes: what is made from tensors on a device is on that device. Random
 numbers are the exception. They come from named streams on the CPU, so that they are the same on every device; those of
-many steps are copied to the device together, for a transfer a tensor costs more than a step.
+many steps are copied to the device together, for a transfer a tensor costs more than a step. Whoever repeats a
+computation and compares, as tests of a guarantee do, or resumes a run, needs ``deterministic_kernels`` around it.
 """
 
 from __future__ import annotations
@@ -10,21 +11,18 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
+import math
+import os
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from attacks.gpu import memory_budget
 from privdd.core.types import State
-
-# --- placement ---------------------------------------------------------------------------------
-# To a device and back: everything that a task holds is placed once, at its door, and its results once more.
-#
-# Inside of the door nobody says where a tensor goes: what is made from tensors on a device is on that device. Random
-# numbers are the exception. They come from named streams on the CPU, so that they are the same on every device.
-
 
 T = TypeVar("T")
 UNCHANGED_TYPES = (str, bytes, int, float, complex, bool, type(None), type, torch.Generator, torch.device)
@@ -125,10 +123,6 @@ def _cell_contents(cell: types.CellType) -> tuple[Any, ...]:
         return ()
 
 
-# --- packed ------------------------------------------------------------------------------------
-# Numbers of many steps, drawn on the CPU and sent to a device together: a transfer a tensor costs more than a step.
-
-
 MAX_STEPS_PER_COPY = 64  # steps whose numbers travel together, at most
 MAX_BYTES_PER_COPY = 2**26  # bytes that travel together, unless a single step needs more
 ALIGNMENT = 64  # each tensor starts at a multiple of so many entries: kernels read whole vectors from aligned memory
@@ -182,3 +176,47 @@ def _count_bytes(drawn: Mapping[str, Tensor]) -> int:
 def _copy_steps(rows: Sequence[Mapping[str, Tensor]], device: torch.device) -> Iterator[State]:
     moved = iter(copy_to_device([t for row in rows for t in row.values()], device))
     return iter([{name: next(moved) for name in row} for row in rows])
+
+
+BYTES_PER_PIXEL = 2**15  # bytes that ResNet-18 keeps for a pixel of an image and its gradient, and a third more
+
+
+def max_images_per_batch(images: Tensor, usual: int, cached: int) -> int:
+    """How many of ``images`` (n, c, h, w) may go through a network at once: ``usual``, a number that was asked for.
+
+    ``cached`` is the default, chosen for a CPU's cache; where it was left as it is, a GPU takes as many as fit into its
+    memory with a network such as ResNet-18.
+    """
+    if images.device.type == "cpu" or usual != cached:
+        return usual
+    return max(usual, memory_budget(images.device, 0) // (BYTES_PER_PIXEL * math.prod(images.shape[-2:])))
+
+
+CUBLAS_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
+# Sizes of its memory at which a GPU's products of matrices add in a fixed order.
+DETERMINISTIC_WORKSPACES = (":4096:8", ":16:8")
+
+
+@contextmanager
+def deterministic_kernels(device: torch.device | str) -> Iterator[None]:
+    """On a GPU: kernels of a fixed order, and float32 in full (TF32 keeps 10 bits of 23), as on the CPU.
+
+    Raises torch's RuntimeError, inside, at an operation that has no such kernel.
+    """
+    if torch.device(device).type == "cpu":
+        yield
+        return
+    os.environ.setdefault(CUBLAS_WORKSPACE, DETERMINISTIC_WORKSPACES[0])  # read at the first product of matrices
+    products, convolutions = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = torch.are_deterministic_algorithms_enabled(), products.allow_tf32, convolutions.allow_tf32
+    memory: Any = torch.utils.deterministic
+    filled = memory.fill_uninitialized_memory  # a kernel more for every new tensor
+    torch.use_deterministic_algorithms(True)
+    memory.fill_uninitialized_memory = False
+    products.allow_tf32 = convolutions.allow_tf32 = False
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0])
+        memory.fill_uninitialized_memory = filled
+        products.allow_tf32, convolutions.allow_tf32 = before[1:]

@@ -15,8 +15,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from attacks.gpu import sample_grid
-
 CROP = 0.125  # largest shift, as a part of the side
 CUTOUT = 0.5  # side of the erased square, as a part of the side
 SCALE = 1.2  # largest stretch; the smallest is its inverse
@@ -154,3 +152,22 @@ _NUMBERS: Mapping[str, Callable[[int, int, torch.Generator], dict[str, float]]] 
     "scale": _draw_scale,
     "rotate": _draw_rotation,
 }
+
+
+def sample_grid(x: Tensor, grid: Tensor) -> Tensor:
+    """``F.grid_sample`` of x (n, c, h, w) at one ``grid`` (h, w, 2) for all: bilinear, zeros outside, corners not aligned.
+
+    Off the CPU as a weighted sum of four selections, whose gradient is repeatable.
+    """
+    if x.device.type == "cpu":
+        return F.grid_sample(x, grid.expand(len(x), -1, -1, -1), mode="bilinear", align_corners=False)
+    height, width = x.shape[-2:]
+    across, down = ((grid[..., 0] + 1) * width - 1) / 2, ((grid[..., 1] + 1) * height - 1) / 2
+    left, top, total = across.floor(), down.floor(), torch.zeros_like(x)
+    for column in (left, left + 1):
+        for row in (top, top + 1):
+            share = (1 - (across - column).abs()) * (1 - (down - row).abs())
+            inside = (column >= 0) & (column < width) & (row >= 0) & (row < height)
+            at = row.clamp(0, height - 1) * width + column.clamp(0, width - 1)
+            total = total + x.flatten(2).index_select(2, at.long().flatten()).view_as(x) * (share * inside)
+    return total

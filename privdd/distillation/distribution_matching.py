@@ -14,9 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from attacks.gpu import max_images_per_batch
 from attacks.validation import check_below_one, check_counts, check_positive
-from privdd.core.device import copy_to_device, stream_to_device
+from privdd.core.device import copy_to_device, max_images_per_batch, stream_to_device
 from privdd.core.loop_timing import timed_steps
 from privdd.core.rng import Keys
 from privdd.core.types import State

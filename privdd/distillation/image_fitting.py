@@ -17,8 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from attacks.gpu import max_images_per_batch
 from attacks.validation import check_counts, check_non_negative, check_positive
+from privdd.core.device import max_images_per_batch
 from privdd.core.loop_timing import timed_steps
 from privdd.distillation.distribution_matching import CHUNK, Embed
 

@@ -18,9 +18,7 @@ from torch import Tensor, nn
 from attacks.gpu import (
     STEPS_BETWEEN_READS,
     STEPS_PER_TRANSFER,
-    deterministic_kernels,
     draw_ahead,
-    max_images_per_batch,
     memory_budget,
     record_cuda_graph,
     steps_between_reads,
@@ -38,6 +36,7 @@ from attacks.inversion.model_inversion import MiFace as MiFace
 from attacks.inversion.model_inversion import ModelInversion
 from attacks.types import Adversary, Attack, Capture, Knowledge, Surface, Truth, View
 from privdd.auditing.attack_tasks import AttackJob, AttackOutcome, AttackTask, AttackTerms, ErrorBudget
+from privdd.core.device import deterministic_kernels, max_images_per_batch
 from privdd.core.rng import Keys
 from tests.fake_device import fake_gpu, repeated
 

@@ -9,7 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from attacks.gpu import average_pool, deterministic_kernels, sample_grid
+from attacks.gpu import average_pool
+from privdd.core.device import deterministic_kernels
+from privdd.distillation.augmentation import sample_grid
 from tests.fake_device import fake_gpu
 
 SIZES = [((8, 8), 1), ((8, 8), 4), ((13, 13), 6), ((7, 5), (3, 2)), ((3, 4), (5, 4))]

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from attacks.low_bits import examine_low_bits, is_off_lattice
+from attacks.low_bits import NO_BIT, examine_low_bits, is_off_lattice, lowest_set_bits
 
 STD = 3.0
 STEP = 2.0**-15  # about STD * 2**-16
@@ -55,3 +55,8 @@ def test_bad_scales_are_refused(bad: float) -> None:
         examine_low_bits(torch.zeros(1), bad)
     with pytest.raises(ValueError, match="step="):
         examine_low_bits(torch.zeros(1), 1.0, bad)
+
+
+def test_lowest_bits_of_numbers_that_are_known() -> None:
+    known = torch.tensor([0.75, 4.0, -6.0, 0.0, 2.0**-1074 * 8, 1 + 2.0**-52], dtype=torch.float64)
+    assert lowest_set_bits(known).tolist() == [-2, 2, 1, NO_BIT, -1071, -52]

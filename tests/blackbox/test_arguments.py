@@ -11,7 +11,7 @@ import pytest
 from privdd.auditing.method_contract import BrokenContract
 from privdd.blackbox.arguments import parse_arguments
 from privdd.blackbox.claim import CheckedClaim
-from privdd.blackbox.conditions import check_declared_noise, check_low_bits, check_nonfinite_inputs, lowest_set_bits
+from privdd.blackbox.conditions import check_declared_noise, check_low_bits, check_nonfinite_inputs
 from privdd.blackbox.identification_games import find_noiseless_number
 from privdd.blackbox.inputs import InputShapes
 from privdd.blackbox.mechanism import BlackBox
@@ -114,7 +114,6 @@ def test_conditions_are_told_and_nan_decides_where_it_is_stated() -> None:
 
 
 def test_low_bits_of_floats_tell_and_those_of_a_lattice_do_not() -> None:
-    assert lowest_set_bits(np.array([[0.75, 4.0], [0.0, 0.0]])).tolist() == [-2.0, 2000.0]
     stated, clock = CheckedClaim(1.0, 1e-5, low_bits=True), CallBudget(60, 10**6)
     plain = gaussian(3.7)
     lattice = BlackBox(lambda: lambda update: np.trunc(clipped(update) * 2**14) / 2**14

@@ -10,12 +10,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from attacks.gpu import CUBLAS_WORKSPACE, DETERMINISTIC_WORKSPACES, deterministic_kernels
 from privdd.auditing.attack_tasks import AttackFailed
 from privdd.auditing.pipeline import audit_experiment
 from privdd.cli.build import build_attacks, build_experiment
 from privdd.cli.errors import explain_error
 from privdd.cli.run import print_run_line
+from privdd.core.device import CUBLAS_WORKSPACE, DETERMINISTIC_WORKSPACES, deterministic_kernels
 from privdd.core.validation import BadConfig
 from privdd.distillation import augmentation, public_features
 from privdd.distillation import public_features as random_features
