@@ -7,7 +7,11 @@ from typing import Any
 
 
 def main() -> None:
-    """Exit status: 0 done (whatever the leak), 2 a stated guarantee is contradicted, 1 error."""
+    """Exit status: 0 done (whatever the leak), 2 a stated guarantee is contradicted, 3 a limit of the policy is broken, 1 error."""
+    if sys.argv[1:] == ["--init"]:
+        from privdd.gate import main as gate
+
+        sys.exit(gate(["--init"]))
     from privdd.cli.main import main as run
 
     sys.exit(run("audit", _run_audit))

@@ -119,6 +119,7 @@ def _audit_into_folder(config: DictConfig, path: Path, argv: Sequence[str], held
     from privdd.cli.dry_run import lengths_of_used_searches
     from privdd.cli.validation import check_config_types
     from privdd.reporting.page import write_report
+    from privdd.reporting.policy import EXIT_BROKEN, breaks_policy, policy_of_settings
     from privdd.reporting.terminal import print_summary
 
     asked, further = attacked_again(config, RunFolder(path))
@@ -126,6 +127,7 @@ def _audit_into_folder(config: DictConfig, path: Path, argv: Sequence[str], held
     if config.audit.get("require") == "some":
         waive_unread_surfaces(config)
     check_tracking(config.tracking)
+    policy = policy_of_settings(to_plain_settings(config))
     attacks = build_attacks(config)
     if not attacks:
         raise BadConfig("attack=[]: at least one attack is needed")
@@ -158,7 +160,8 @@ def _audit_into_folder(config: DictConfig, path: Path, argv: Sequence[str], held
     if kept:
         print(f"found by earlier commands, and kept: {', '.join(sorted(kept))}")
     print(f"\nreport: {page}\nresult: {folder.findings_file}")
-    return CONTRADICTION_STATUS if result.verdict == "contradiction" else 0
+    broken = policy is not None and breaks_policy(policy, result, sys.stdout)
+    return CONTRADICTION_STATUS if result.verdict == "contradiction" else EXIT_BROKEN if broken else 0
 
 
 def attacked_again(config: DictConfig, folder: RunFolder) -> tuple[list[str], bool]:

@@ -120,7 +120,8 @@ def _source_digest(file: Path | None) -> str:
 
 
 NOT_FINGERPRINTED = (
-    "attack", "audit", "engine", "capture", "run", "resume", "scores", "name", "tracking", "paper", "resources",
+    "attack", "audit", "engine", "capture", "run", "resume", "scores", "name", "tracking", "paper", "resources", "policy",
+    "fail_on",
 )  # fmt: skip
 NOISE_SETTINGS = ("secret", "paired_noise")  # neither changes what is run, and runs of earlier versions have neither
 

@@ -21,7 +21,7 @@ from privdd.data.sources import load_dataset
 from privdd.federated.experiment import CaptureSettings
 from privdd.runtime.engine import Engine
 
-COMMAND_SETTINGS = ("name", "run", "resume", "scores", "tracking", "scores_surface")  # text or null
+COMMAND_SETTINGS = ("name", "run", "resume", "scores", "tracking", "scores_surface", "policy")  # text or null
 
 
 def check_config_types(config: DictConfig) -> None:

@@ -1,0 +1,129 @@
+"""``python -m privdd.gate DIR... --policy FILE``: does a finished run keep the limits of a policy? For a build that must fail."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+STARTING_POLICY = """\
+# Limits that python -m privdd.audit ... policy=policy.yaml and python -m privdd.gate RUN --policy policy.yaml hold a run against.
+# A limit that is left out is not looked at. Exit status 3 where one is broken, or could not be decided.
+epsilon_proven: 8          # by accounting, at the run's delta; infinite where anything leaves a client unprotected
+epsilon_shown: 3           # largest lower bound that attacks and tests gave, at 95 % over all tests together
+tpr_at_fpr: {0.01: 0.05}   # members found by the strongest attack (lower bound) at 1 % false alarms
+auc: 0.6                   # of the strongest membership attack (lower bound)
+identified_records: 0      # single records that are found more often than by guessing
+psnr_gain: 1               # dB of rebuilt pictures above the best guess without the artifact
+verdicts: [consistent]     # of every surface: unprotected, untested, consistent, contradiction
+attacked: []               # surfaces that must have been attacked, as [update, global_model]
+not_decided: fail          # or pass: where the sample is too small for a limit, or nothing was measured
+"""
+STARTING_WORKFLOW = """\
+name: privacy
+on: [push, pull_request]
+jobs:
+  privacy:
+    runs-on: ubuntu-latest
+    steps:
+      - uses: actions/checkout@v4
+      - run: pip install privdd
+      - run: python -m privdd.audit algo=fedavg preset=smoke policy=policy.yaml hydra.run.dir=audit   # yours
+      - if: always()
+        run: python -m privdd.gate audit --policy policy.yaml --junit privacy.xml --markdown "$GITHUB_STEP_SUMMARY"
+"""
+
+
+def gate_parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(
+        prog="privdd-gate",
+        description="Hold finished runs against the limits of a policy. Exit status: 0 all hold, 3 one is broken or not decided, 1 error.",
+    )
+    made.add_argument("runs", nargs="*", type=Path, metavar="DIR", help="run folders, or a sweep's folder")
+    made.add_argument("--policy", type=Path, metavar="FILE", help="the limits, as --init writes them")
+    made.add_argument(
+        "--fail-on", nargs="+", default=[], metavar="LIMIT=VALUE", help="limits beside or in place of the file's"
+    )
+    made.add_argument("--junit", type=Path, metavar="FILE", help="write JUnit XML, a test case a limit")
+    made.add_argument("--markdown", type=Path, metavar="FILE", help="append a table in Markdown")
+    made.add_argument("--badge", type=Path, metavar="FILE", help="write an SVG badge")
+    made.add_argument(
+        "--init", action="store_true", help="write policy.yaml and .github/workflows/privacy.yml here, and stop"
+    )
+    return made
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """One line a limit on stdout; errors are one line on stderr and status 1."""
+    from privdd.cli.errors import run_reporting_errors
+
+    given = gate_parser().parse_args(argv)
+    return run_reporting_errors(
+        "privdd-gate", lambda: write_starting_files(Path()) if given.init else _judge_runs(given)
+    )
+
+
+def write_starting_files(folder: Path) -> int:
+    """A commented policy and a workflow; what exists already is left as it is."""
+    for name, text in (("policy.yaml", STARTING_POLICY), (".github/workflows/privacy.yml", STARTING_WORKFLOW)):
+        file = folder / name
+        if file.exists():
+            print(f"{file}: exists, left as it is")
+        else:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text, encoding="utf-8")
+            print(f"{file}: written")
+    return 0
+
+
+def _judge_runs(given: argparse.Namespace) -> int:
+    from privdd.reporting import policy as limits
+    from privdd.reporting.findings_file import load_findings
+    from privdd.runtime.files import DamagedRun
+
+    policy = limits.load_policy(given.policy, _parse_limits(given.fail_on))
+    folders = [found for run in given.runs for found in _run_folders(run)]
+    if not folders:
+        raise DamagedRun("a run folder (with findings.json) is needed")
+    judged = {str(folder): limits.judge_findings(policy, load_findings(folder)) for folder in folders}
+    for run, results in judged.items():
+        print(f"{run}\n{limits.format_results(results)}")
+    if given.junit:
+        limits.write_junit(given.junit, judged)
+    if given.markdown:
+        with given.markdown.open("a", encoding="utf-8") as summary:
+            summary.write(limits.format_markdown(judged))
+    results = [one for found in judged.values() for one in found]
+    if given.badge:
+        given.badge.write_text(limits.draw_badge(results), encoding="utf-8")
+    return limits.EXIT_BROKEN if limits.fails_build(policy, results) else 0
+
+
+def _parse_limits(items: Sequence[str]) -> dict[str, Any]:
+    """LIMIT=VALUE, or tpr_at_fpr.RATE=VALUE -> limits by name."""
+    from privdd.reporting.policy import PolicyError
+
+    found: dict[str, Any] = {}
+    for item in items:
+        name, is_set, value = item.partition("=")
+        if not is_set:
+            raise PolicyError(f"--fail-on {item}: LIMIT=VALUE is needed, as in auc=0.6 or tpr_at_fpr.0.01=0.05")
+        head, _, rate = name.partition(".")
+        number = yaml.safe_load(value)
+        found[head] = {**found.get(head, {}), rate: number} if rate else number
+    return found
+
+
+def _run_folders(path: Path) -> list[Path]:
+    """A run's folder itself, or the finished runs right below a sweep's."""
+    if (path / "findings.json").exists() or not path.is_dir():
+        return [path]
+    return sorted(file.parent for file in path.glob("*/findings.json"))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

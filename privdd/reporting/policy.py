@@ -1,0 +1,274 @@
+"""A policy: limits that a run has to keep, judged on its findings, for a build that must fail where one is broken.
+
+Limits are held against what a run shows with confidence: an upper bound on epsilon that was proven, and lower bounds of
+what attacks did (95 % over all tests of the run together). A limit has three outcomes: it *holds*, it is *broken*, or the run cannot
+decide it (nothing was measured that could have broken it). A limit that was not decided fails a build as a broken one does, unless the
+policy says ``not_decided: pass``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, TextIO
+from xml.etree import ElementTree
+
+import yaml
+from pydantic import AfterValidator, Field, ValidationError
+
+from privdd.reporting.finding_selection import (
+    PICTURE_FAMILIES,
+    has_clear_pictures,
+    measured_epsilon,
+    psnr_gain,
+    ranked_memberships,
+    simultaneous_lower_end,
+)
+from privdd.reporting.findings_file import first_error_line
+from privdd.reporting.schema import FindingRow, Findings, Part, Positive, Unit, Verdict
+from privdd.reporting.wording import format_number
+from privdd.runtime.files import write_bytes
+
+EXIT_BROKEN = 3
+
+
+class PolicyError(ValueError):
+    """A policy that cannot be used; the message is one line."""
+
+
+Outcome = Literal["holds", "broken", "not decided"]
+
+
+def _check_rates(limits: dict[float, float]) -> dict[float, float]:
+    if bad := [rate for rate in limits if not 0 < rate < 1]:
+        raise ValueError(f"{bad[0]:g}: a false-positive rate between 0 and 1 is needed")
+    return limits
+
+
+class Policy(Part):
+    """The limits of ``policy.yaml``; a limit that is left out is not looked at.
+
+    epsilon_proven, epsilon_shown: largest upper bound by accounting, and largest lower bound by attacks and tests; tpr_at_fpr:
+    false-positive rate -> largest true-positive rate; auc: of membership attacks; identified_records: how many single records may be
+    exposed; psnr_gain: dB of the typical rebuilt picture above the best blind guess; verdicts: those that a surface may have;
+    attacked: surfaces that must have been attacked.
+    """
+
+    epsilon_proven: Positive | None = None
+    epsilon_shown: Positive | None = None
+    tpr_at_fpr: Annotated[dict[float, Unit], AfterValidator(_check_rates)] = Field(default_factory=dict)
+    auc: Unit | None = None
+    identified_records: Annotated[int, Field(ge=0)] | None = None
+    psnr_gain: Positive | None = None
+    verdicts: list[Verdict] = Field(default_factory=list)
+    attacked: list[str] = Field(default_factory=list)
+    not_decided: Literal["fail", "pass"] = "fail"
+
+
+@dataclass(frozen=True)
+class LimitResult:
+    """One limit and its outcome; line: a sentence with the limit, what was measured, and where."""
+
+    name: str
+    outcome: Outcome
+    line: str
+
+
+def load_policy(file: Path | None, limits: Mapping[str, Any] | None = None) -> Policy:
+    """The policy in a file; ``limits`` (of the command line; None is no limit) stand in place of its own.
+
+    Raises PolicyError with one line for a file that cannot be read, an unknown limit, a wrong value, or no limit at all.
+    """
+    found: Any = {}
+    if file is not None:
+        try:
+            found = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
+        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+            raise PolicyError(f"policy={file}: {' '.join(str(error).split())}") from None
+        if not isinstance(found, dict):
+            raise PolicyError(f"policy={file}: limits as KEY: VALUE are needed")
+    found |= {name: limit for name, limit in (limits or {}).items() if limit is not None}
+    if not found.keys() - {"not_decided"}:
+        raise PolicyError(
+            "policy: no limit is set, so nothing could be broken; python -m privdd.gate --init writes one"
+        )
+    try:
+        return Policy.model_validate(found)
+    except ValidationError as error:
+        allowed = ", ".join(Policy.model_fields)
+        raise PolicyError(
+            f"policy{f'={file}' if file else ''}: {first_error_line(error)}; limits are {allowed}"
+        ) from None
+
+
+def policy_of_settings(settings: Mapping[str, Any]) -> Policy | None:
+    """The policy of an audit's settings ``policy`` and ``fail_on``; None where they set no limit."""
+    file, limits = settings.get("policy"), settings.get("fail_on") or {}
+    is_set = file is not None or any(limit is not None for limit in limits.values())
+    return load_policy(Path(file) if file else None, limits) if is_set else None
+
+
+def judge_findings(policy: Policy, findings: Findings) -> list[LimitResult]:
+    """The outcome of every limit that the policy sets, in the policy's order."""
+    return [*_judge_epsilon(policy, findings), *_judge_membership(policy, findings), *_judge_records(policy, findings),
+            *_judge_surfaces(policy, findings)]  # fmt: skip
+
+
+def _judge_epsilon(policy: Policy, findings: Findings) -> Iterator[LimitResult]:
+    privacy = findings.privacy
+    terms = f"delta {privacy.delta:g}, unit {privacy.unit}, {privacy.relation}"
+    if (limit := policy.epsilon_proven) is not None:
+        proven = privacy.epsilon.best
+        text = f"proven at most {format_number(proven)} ({terms})"
+        if math.isinf(proven):
+            text = f"nothing is proven: what leaves a client is unprotected, epsilon is infinite ({terms})"
+        yield LimitResult("epsilon_proven", "broken" if proven > limit else "holds", f"{text}; limit {limit:g}")
+    if (limit := policy.epsilon_shown) is not None:
+        shown = max(measured_epsilon(findings.findings) or 0.0, privacy.epsilon.certified or 0.0)
+        tested = any(row.epsilon_measured is not None for row in findings.findings) or shown > 0
+        outcome: Outcome = "broken" if shown > limit else "holds" if tested else "not decided"
+        text = f"shown at least {format_number(shown)} ({terms})" if tested else "nothing bounded epsilon from below"
+        yield LimitResult("epsilon_shown", outcome, f"{text}; limit {limit:g}")
+
+
+def _judge_membership(policy: Policy, findings: Findings) -> Iterator[LimitResult]:
+    rows = [row for row in findings.findings if row.family == "membership"]
+    for fpr, limit in policy.tpr_at_fpr.items():
+        seen = [(m.at.tpr, m.at.ci, m.row) for m in ranked_memberships(rows) if m.at and m.fpr == fpr]
+        what = f"true-positive rate at a false-positive rate of {fpr:g}"
+        yield _judge_rates(f"tpr_at_fpr.{fpr:g}", limit, what, seen)
+    if policy.auc is not None:
+        seen = [(row.auc, row.auc_ci, row) for row in rows if row.auc is not None and row.auc_ci is not None]
+        yield _judge_rates("auc", policy.auc, "AUC of membership", seen)
+
+
+def _judge_rates(
+    name: str, limit: float, what: str, rates: Sequence[tuple[float, tuple[float, float], FindingRow]]
+) -> LimitResult:
+    """Broken where the lower end of an interval (95 % for all rates of the run together) is above the limit; held where all upper
+    ends are below it; else the sample is too small to tell."""
+    if not rates:
+        return LimitResult(
+            name, "not decided", f"{what}: not measured, or the sample is too small for it; limit {limit:g}"
+        )
+    floors = [(simultaneous_lower_end(rate, ci[0], row._looks.count), rate, row) for rate, ci, row in rates]
+    low, _, row = max(floors, key=lambda one: one[:2])
+    high = max(ci[1] for _, ci, _ in rates)
+    outcome: Outcome = "broken" if low > limit else "holds" if high <= limit else "not decided"
+    return LimitResult(
+        name, outcome, f"{what}: between {low:.3g} and {high:.3g} ({row.attack} on {row.surface}); limit {limit:g}"
+    )
+
+
+def _judge_records(policy: Policy, findings: Findings) -> Iterator[LimitResult]:
+    if (limit := policy.identified_records) is not None:
+        exposed = [m for m in ranked_memberships(findings.findings) if m.kind == "exposed" and m.exposed]
+        counts = [(max(1, len(m.exposed.records)), m) for m in exposed if m.exposed]
+        measured = [row for row in findings.findings if row.worst_records is not None]
+        many = max((count for count, _ in counts), default=0)
+        outcome: Outcome = "broken" if many > limit else "holds" if measured else "not decided"
+        text = (
+            f"{many} records are found more often than by guessing"
+            if measured
+            else "no attack looked at single records"
+        )
+        yield LimitResult("identified_records", outcome, f"{text}; limit {limit}")
+    if (gain_limit := policy.psnr_gain) is not None:
+        rows = [r for r in findings.findings if r.family in PICTURE_FAMILIES and r.psnr is not None and r.baselines]
+        gains = [(psnr_gain(row), row) for row in rows]
+        gains += [(r.pictures.best - r.pictures.best_guess, r) for r in rows if r.pictures and has_clear_pictures(r)]
+        gain, row = max(gains, key=lambda one: one[0], default=(0.0, None))
+        where = (
+            f"{gain:.1f} dB above the best blind guess ({row.attack} on {row.surface})"
+            if row
+            else "no attack rebuilt pictures"
+        )
+        outcome = "not decided" if row is None else "broken" if gain > gain_limit else "holds"
+        yield LimitResult("psnr_gain", outcome, f"{where}; limit {gain_limit:g}")
+
+
+def _judge_surfaces(policy: Policy, findings: Findings) -> Iterator[LimitResult]:
+    if policy.verdicts:
+        bad = [f"{row.surface} is {row.verdict}" for row in findings.surfaces if row.verdict not in policy.verdicts]
+        undecided = bad and all(line.endswith("untested") for line in bad)
+        outcome: Outcome = "not decided" if undecided else "broken" if bad else "holds"
+        yield LimitResult("verdicts", outcome, f"{'; '.join(bad) or 'all'}; allowed: {', '.join(policy.verdicts)}")
+    for surface in policy.attacked:
+        row = next((row for row in findings.surfaces if row.surface == surface), None)
+        if row is None:
+            line = f"{surface} is not among what was sent: {', '.join(sorted({r.surface for r in findings.surfaces}))}"
+            yield LimitResult(f"attacked.{surface}", "not decided", line)
+        else:
+            done = row.audited is True
+            yield LimitResult(
+                f"attacked.{surface}",
+                "holds" if done else "broken",
+                f"{surface}: {row.audited if not done else 'attacked'}",
+            )
+
+
+def fails_build(policy: Policy, results: Iterable[LimitResult]) -> bool:
+    """Whether a build has to stop: a limit is broken, or was not decided and the policy does not let that pass."""
+    failing = {"broken"} if policy.not_decided == "pass" else {"broken", "not decided"}
+    return any(result.outcome in failing for result in results)
+
+
+def breaks_policy(policy: Policy, findings: Findings, out: TextIO) -> bool:
+    """Print the outcome of every limit -> ``fails_build``."""
+    results = judge_findings(policy, findings)
+    print(f"\n{format_results(results)}", file=out)
+    return fails_build(policy, results)
+
+
+def format_results(results: Sequence[LimitResult]) -> str:
+    """One line a limit, the broken ones first."""
+    ranked = sorted(results, key=lambda one: ("broken", "not decided", "holds").index(one.outcome))
+    return "\n".join(f"policy: {one.outcome}: {one.name}: {one.line}" for one in ranked)
+
+
+def write_junit(file: Path, runs: Mapping[str, Sequence[LimitResult]]) -> None:
+    """JUnit XML: a test suite a run, a test case a limit; what was not decided is skipped."""
+    root = ElementTree.Element("testsuites", name="privdd policy")
+    for run, results in runs.items():
+        count = {key: str(sum(r.outcome == key for r in results)) for key in ("broken", "not decided")}
+        suite = ElementTree.SubElement(
+            root, "testsuite", name=run, tests=str(len(results)), failures=count["broken"], skipped=count["not decided"]
+        )
+        for one in results:
+            case = ElementTree.SubElement(suite, "testcase", classname=run, name=one.name)
+            if one.outcome != "holds":
+                kind = "failure" if one.outcome == "broken" else "skipped"
+                ElementTree.SubElement(case, kind, message=one.line)
+    write_bytes(file, ElementTree.tostring(root, encoding="utf-8", xml_declaration=True))
+
+
+def format_markdown(runs: Mapping[str, Sequence[LimitResult]]) -> str:
+    """A table for the summary of a build."""
+    lines = ["| run | limit | outcome | measured |", "|---|---|---|---|"]
+    for run, results in runs.items():
+        lines += [f"| {_cell(run)} | {one.name} | {one.outcome} | {_cell(one.line)} |" for one in results]
+    return "\n".join(lines) + "\n"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("<", "&lt;").replace("\n", " ")
+
+
+BADGE = """<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="20" role="img" aria-label="privacy: {word}">
+<rect width="58" height="20" fill="#444"/><rect x="58" width="{rest}" height="20" fill="{colour}"/>
+<g fill="#fff" font-family="Verdana,sans-serif" font-size="11" text-anchor="middle">
+<text x="29" y="14">privacy</text><text x="{middle}" y="14">{word}</text></g></svg>
+"""
+
+
+def draw_badge(results: Iterable[LimitResult]) -> str:
+    """An SVG badge that says the gravest outcome of all limits."""
+    found = {one.outcome for one in results}
+    word, colour = next(
+        (outcome, colour) for outcome, colour in (("broken", "#b3261e"), ("not decided", "#8a6100"), ("holds", "#1a7f37"))
+        if outcome in found
+    )  # fmt: skip
+    rest = 8 * len(word) + 12
+    return BADGE.format(width=58 + rest, rest=rest, middle=58 + rest // 2, word=word, colour=colour)
