@@ -13,7 +13,7 @@ import numpy as np
 from scipy.special import logsumexp
 
 from attacks.epsilon import best_threshold, from_scores
-from privdd.blackbox.transcripts import Transcripts
+from privdd.blackbox.transcripts import BoundLevel, PairSample, Transcripts, transcript_totals
 
 MAX_WORDS, MAX_ATOMS = 200, 64  # marks of each kind, at most: those whose odds differ most
 MIN_VALUES = 4  # values of a number from which on it is no flag
@@ -144,11 +144,6 @@ class NoiseMetric:
     def whiten_vector(self, v: np.ndarray) -> np.ndarray:
         """Sigma^-1 v, (m,) or (n, m)."""
         return v / np.square(self.std) if self.precision is None else v @ self.precision
-
-
-def transcript_totals(block: Transcripts) -> np.ndarray:
-    """(n, m): the sum over a transcript's calls, sufficient for a shift under independent Gaussian noise."""
-    return block.rows.sum(1)
 
 
 def shift_directions(present: Transcripts, absent: Transcripts, axis: np.ndarray | None) -> list[np.ndarray]:
@@ -344,23 +339,15 @@ def choose_rule(
     return best, made
 
 
-def bound_by_distinguishing(
-    trained: tuple[Transcripts, Transcripts],
-    fresh: tuple[Transcripts, Transcripts],
-    axis: np.ndarray | None,
-    *,
-    delta: float,
-    confidence: float,
-) -> DistinguishingBound:
-    """A finite-sample bound from ``fresh`` transcripts (Clopper-Pearson), by the rule that ``trained`` ones suggest."""
-    rule, made = choose_rule(trained[0], trained[1], axis, delta)
-    if rule.how not in made:
+def bound_by_distinguishing(pair: PairSample, level: BoundLevel) -> DistinguishingBound:
+    """A finite-sample bound from the fresh transcripts (Clopper-Pearson), by the rule that the others suggest."""
+    rule, made = choose_rule(*pair.trained, pair.axis, level.delta)
+    same_size = len({block.rows.shape[1:] for block in (*pair.trained, *pair.fresh)}) == 1
+    if rule.how not in made or not (rule.how in OF_ANY_SIZE or same_size):
         return DistinguishingBound(0.0, "nothing", 0)
-    if rule.how not in OF_ANY_SIZE and len({block.rows.shape[1:] for block in (*trained, *fresh)}) > 1:
-        return DistinguishingBound(0.0, "nothing", 0)
-    a, b = (made[rule.how](block) for block in fresh)
-    scores, inside = _scores_and_members(np.nan_to_num(a), np.nan_to_num(b), rule.sign)
-    bound = from_scores(scores, inside, delta=delta, confidence=confidence, thresholds=[rule.threshold])
+    a, b = (np.nan_to_num(made[rule.how](block)) for block in pair.fresh)
+    scores, inside = _scores_and_members(a, b, rule.sign)
+    bound = from_scores(scores, inside, delta=level.delta, confidence=level.confidence, thresholds=[rule.threshold])
     return DistinguishingBound(bound.value, rule.how, len(scores))
 
 

@@ -29,10 +29,17 @@ from privdd.blackbox.stages import (
     IdentificationStages,
     LawConfirmation,
     NoiseTailStage,
-    Sides,
     UnevenNoiseStage,
 )
-from privdd.blackbox.transcripts import OutOfShares, OutOfTime, Transcripts, draw_transcripts, join_transcripts
+from privdd.blackbox.transcripts import (
+    OutOfShares,
+    OutOfTime,
+    PairSample,
+    Sides,
+    Transcripts,
+    draw_transcripts,
+    join_transcripts,
+)
 from privdd.blackbox.verdict import MADE, SPENT, ExaminationResult, SingleTestResult
 
 DEPTHS = (1000, 6000, 40_000)
@@ -243,25 +250,25 @@ class Examination(IdentificationStages, UnevenNoiseStage, NoiseTailStage, LawCon
         if sides is None:
             self._note_skipped(name)
             return
-        trained, fresh = sides
-        if depth < ALL_LEFT and len(fresh[0]) < depth / 4:
+        sample = PairSample(*sides, pair.axis)
+        if depth < ALL_LEFT and len(sample.fresh[0]) < depth / 4:
             self._note_skipped(name, "as closely as planned")
-        apart = bound_by_distinguishing(trained, fresh, pair.axis, **self._test_settings())
+        apart = bound_by_distinguishing(sample, self._next_level())
         seen = f"told apart by {apart.how}" if apart.epsilon else "not told apart"
         says = f"two inputs are {seen}, {apart.transcripts} transcripts"
         if around == self.stated_calls and apart.epsilon > self._bound:
             self._bound, self._nearest = apart.epsilon, pair
         self._note_foremost(pair, apart.epsilon if around == self.stated_calls else 0.0)
         self._add_result(name, apart.epsilon, "finite_sample", says, pair.says, transcripts=apart.transcripts)
-        held = partial(self.confirmed_epsilon, around(pair.absent), trained, fresh)
+        held = partial(self.confirmed_epsilon, around(pair.absent), sample)
         if around == self.stated_calls and is_quiet(pair.absent, self.tried.nothing):
-            tail = held("gaussian", tail_epsilon(trained, fresh, pair.axis, **self._test_settings()))
+            tail = held("gaussian", tail_epsilon(sample, self._next_level()))
             says = "the share of releases that the record moves far is more than the law of the noise allows"
             self._add_fault(f"{name}, tail of the noise law", tail, "noise_law", says, pair.says)
-            often = held("gaussian", sampled_epsilon(trained, fresh, pair.axis, **self._test_settings()))
+            often = held("gaussian", sampled_epsilon(sample, self._next_level()))
             says = "the record moves the release by a chance amount, further or more often than stated"
             self._add_fault(f"{name}, moments under the noise law", often, "noise_law", says, pair.says)
-        moved = bound_shift(trained, fresh, pair.axis, **self._test_settings())
+        moved = bound_shift(sample, self._next_level())
         if not moved.transcripts:
             return
         if moved.epsilon and not held(moved.law, moved.epsilon):

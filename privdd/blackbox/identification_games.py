@@ -14,16 +14,35 @@ from attacks.epsilon import best_cosine_threshold, bound_from_cosines, bound_fro
 from privdd.blackbox.distinguishers import NoiseMetric
 from privdd.blackbox.inputs import HEAVY, LARGE, InputShapes, split_vector, total_size
 from privdd.blackbox.mechanism import BlackBox, Data, InputRefused, Outcomes
-from privdd.blackbox.transcripts import CallBudget, draw_transcripts
+from privdd.blackbox.transcripts import BoundLevel, CallBudget, draw_transcripts
 
 ROOM = 16.0  # ln of the chance of a hit is below -(the epsilon asked for + ROOM): one hit among thousands is enough
 PIECES = 32  # at most so many are compared with one another
 LEAST = -600.0  # ln of the smallest chance that floats resolve
 
 
-def bound_from_pieces(
-    records: np.ndarray, outputs: np.ndarray, *, asked: float, delta: float, confidence: float
-) -> float | None:
+@dataclass(frozen=True)
+class GameSetting:
+    """A mechanism and what may be spent on it. asked: the epsilon that a bound should exceed."""
+
+    mechanism: BlackBox
+    clock: CallBudget
+    rng: np.random.Generator
+    asked: float
+    level: BoundLevel
+
+    @property
+    def log_chance(self) -> float:
+        """ln of the chance of a hit, so small that one hit refutes what is asked."""
+        return max(-(self.asked + ROOM), LEAST)
+
+    def draw_directions(self, count: int, dimensions: int) -> np.ndarray:
+        """Unit vectors (count, dimensions)."""
+        s = self.rng.standard_normal((count, dimensions))
+        return s / np.linalg.norm(s, axis=1, keepdims=True)
+
+
+def bound_from_pieces(records: np.ndarray, outputs: np.ndarray, asked: float, level: BoundLevel) -> float | None:
     """Lower bound on epsilon from unit records (n, m) and releases (n, M); None where M is no multiple of m, or m < 3.
 
     A release is cut into pieces as long as the record. Where its noise is missing, a piece is the record, scaled; where the same
@@ -36,7 +55,7 @@ def bound_from_pieces(
         return None
     log_chance = max(-(asked + ROOM), LEAST)
     won = int(pieces_along_record(records, outputs, log_chance).sum())
-    return bound_from_identifications(won, n, -log_chance, delta=delta, confidence=confidence)
+    return bound_from_identifications(won, n, -log_chance, delta=level.delta, confidence=level.confidence)
 
 
 def pieces_along_record(records: np.ndarray, outputs: np.ndarray, log_chance: float) -> np.ndarray:
@@ -130,16 +149,7 @@ def _crowd_data(s: np.ndarray, k: int, shapes: tuple[tuple[int, ...], ...], noth
 
 
 def play_direction_game(
-    mechanism: BlackBox,
-    game: DirectionGame,
-    around: Callable[[Data], list[Data]],
-    count: int,
-    clock: CallBudget,
-    rng: np.random.Generator,
-    *,
-    asked: float,
-    delta: float,
-    confidence: float,
+    setting: GameSetting, game: DirectionGame, around: Callable[[Data], list[Data]], count: int
 ) -> DirectionGameResult:
     """The record is drawn on a sphere, and its direction read back from the release by a linear decoder in the noise's metric.
 
@@ -147,28 +157,27 @@ def play_direction_game(
     exactly, so the bound holds for any mechanism and has no ceiling at ln n.
 
     around: data -> the calls of a transcript. The same data several times is summed; other data before and after
-    is looked at jointly. asked: the epsilon that is to be exceeded.
+    is looked at jointly.
     """
-    s = rng.standard_normal((count, game.dimensions))
-    s /= np.linalg.norm(s, axis=1, keepdims=True)
+    s, level = setting.draw_directions(count, game.dimensions), setting.level
     found, same = [], True
     for one in s:
         inputs = around(game.with_record(one))
         same = all(other is inputs[0] for other in inputs)
-        found.append(draw_transcripts(mechanism, inputs, 1, clock, joined=not same).rows)
+        found.append(draw_transcripts(setting.mechanism, inputs, 1, setting.clock, joined=not same).rows)
     shapes = {rows.shape for rows in found}
     if len(shapes) != 1 or not found[0].size:
         return DirectionGameResult(0.0, 0.0, game.says, count)
     rows = np.concatenate(found)
-    pieces = bound_from_pieces(s, rows.reshape(count, -1), asked=asked, delta=delta, confidence=confidence)
+    pieces = bound_from_pieces(s, rows.reshape(count, -1), setting.asked, level)
     outputs = rows.sum(1)
     learn, choose = count // 2, count * 6 // 10
     decode, worst = _fit_decoder(s[:learn], outputs[:learn])
     guesses = decode(outputs[learn:])
     cosines = np.einsum("ij,ij->i", guesses, s[learn:])
-    at = best_cosine_threshold(cosines[: choose - learn], game.dimensions, delta)
+    at = best_cosine_threshold(cosines[: choose - learn], game.dimensions, level.delta)
     judged = cosines[choose - learn :]
-    bound = bound_from_cosines(judged, at, game.dimensions, delta=delta, confidence=confidence)
+    bound = bound_from_cosines(judged, at, game.dimensions, delta=level.delta, confidence=level.confidence)
     return DirectionGameResult(bound, float(np.median(judged)), game.says, count, pieces, worst)
 
 
@@ -198,93 +207,67 @@ def _fit_decoder(s: np.ndarray, outputs: np.ndarray) -> tuple[Callable[[np.ndarr
     return decode_outputs, worst
 
 
-RUNS, SERIES_CALLS, FEWEST = 30, 300, 30  # instances; calls of each, and fewer than which tell nothing new
+RUNS, SERIES_CALLS, FEWEST_SERIES_CALLS = 30, 300, 30  # instances; calls of each, and fewer than which tell nothing new
 
 
-def bound_long_series(
-    mechanism: BlackBox,
-    game: DirectionGame,
-    calls: int,
-    clock: CallBudget,
-    rng: np.random.Generator,
-    *,
-    asked: float,
-    delta: float,
-    confidence: float,
-) -> float | None:
-    """A lower bound on epsilon of one call, for any mechanism; None where releases have no pieces (``bound_from_pieces``)."""
-    log_chance, won = max(-(asked + ROOM), LEAST), 0
-    for _ in range(RUNS):
-        s = rng.standard_normal((calls, game.dimensions))
-        s /= np.linalg.norm(s, axis=1, keepdims=True)
-        rows = draw_transcripts(mechanism, [game.with_record(one) for one in s], 1, clock).rows[0]
-        if len(rows) != calls or not rows.shape[1] or rows.shape[1] % game.dimensions or game.dimensions < 3:
-            return None
-        won += bool(pieces_along_record(s, rows, log_chance).any())
-    return bound_from_identifications(
-        won, RUNS, -log_chance - math.log(calls), delta=calls * delta, confidence=confidence
+def bound_long_series(setting: GameSetting, game: DirectionGame, calls: int) -> float | None:
+    """A lower bound on epsilon of one call, for any mechanism, from many calls of one instance, each on a record of its own;
+    None where releases have no pieces (``bound_from_pieces``).
+
+    If every call is as private as stated, the chance that any of T releases points along its record is at most T times what
+    the statement allows one (the union bound). The calls of one instance need not be independent; the instances are.
+    """
+    won, level = _count_series_hits(setting, game, calls, late=False), setting.level
+    return (
+        None
+        if won is None
+        else bound_from_identifications(
+            won, RUNS, -setting.log_chance - math.log(calls), delta=calls * level.delta, confidence=level.confidence
+        )
     )
 
 
-def bound_late_call(
-    mechanism: BlackBox,
-    game: DirectionGame,
-    calls: int,
-    clock: CallBudget,
-    rng: np.random.Generator,
-    *,
-    asked: float,
-    delta: float,
-    confidence: float,
-) -> float | None:
-    """A lower bound on epsilon, for any mechanism; None where releases have no pieces (``bound_from_pieces``).
+def bound_late_call(setting: GameSetting, game: DirectionGame, calls: int) -> float | None:
+    """The same from one call on the record after many on public data, whose noise may repeat that of any call before it: then
+    the last release less an earlier one points along the record."""
+    won, level = _count_series_hits(setting, game, calls, late=True), setting.level
+    return (
+        None
+        if won is None
+        else bound_from_identifications(won, RUNS, -setting.log_chance, delta=level.delta, confidence=level.confidence)
+    )
 
-    asked: the epsilon that is to be exceeded.
-    """
-    log_chance, won = max(-(asked + ROOM), LEAST), 0
+
+def _count_series_hits(setting: GameSetting, game: DirectionGame, calls: int, *, late: bool) -> int | None:
+    """Of ``RUNS`` instances, those with a hit; late: the record is in the last call alone, which is compared with the others."""
+    won = 0
     for _ in range(RUNS):
-        s = rng.standard_normal(game.dimensions)
-        s /= np.linalg.norm(s)
-        rows = draw_transcripts(
-            mechanism, [*[game.without_record()] * (calls - 1), game.with_record(s)], 1, clock
-        ).rows[0]
+        s = setting.draw_directions(1 if late else calls, game.dimensions)
+        inputs = [*[game.without_record()] * (calls - len(s)), *map(game.with_record, s)]
+        rows = draw_transcripts(setting.mechanism, inputs, 1, setting.clock).rows[0]
         if len(rows) != calls or not rows.shape[1] or rows.shape[1] % game.dimensions or game.dimensions < 3:
             return None
-        compared = np.stack([rows[-1] - rows[:-1], rows[-1] + rows[:-1]])
-        won += bool(pieces_along_record(s[None], compared.reshape(1, -1), log_chance)[0])
-    return bound_from_identifications(won, RUNS, -log_chance, delta=delta, confidence=confidence)
+        if late:
+            rows = np.stack([rows[-1] - rows[:-1], rows[-1] + rows[:-1]]).reshape(1, -1)
+        won += bool(pieces_along_record(s, rows, setting.log_chance).any())
+    return won
 
 
 HIDDEN_CALLS = 24
 HIDDEN_GAMES = 200  # each call is the record's in eight of them
 
 
-def bound_hidden_call(
-    mechanism: BlackBox,
-    game: DirectionGame,
-    count: int,
-    clock: CallBudget,
-    rng: np.random.Generator,
-    *,
-    asked: float,
-    delta: float,
-    confidence: float,
-    calls: int = HIDDEN_CALLS,
-) -> float | None:
-    """A lower bound on epsilon from ``count`` transcripts, for any mechanism; None where releases have no pieces.
-
-    asked: the epsilon that is to be exceeded; calls: of each transcript.
-    """
-    s = rng.standard_normal((count, game.dimensions))
-    s /= np.linalg.norm(s, axis=1, keepdims=True)
-    public, rows = game.without_record(), []
+def bound_hidden_call(setting: GameSetting, game: DirectionGame, count: int, calls: int = HIDDEN_CALLS) -> float | None:
+    """The same from ``count`` transcripts of ``calls`` calls, one of them on the record, at each place in turn: noise that is
+    left out in every tenth call, that comes from a pool, or that a later call repeats is met."""
+    s, rows = setting.draw_directions(count, game.dimensions), []
     for at, record in enumerate(s):
-        inputs = [public] * calls
+        inputs = [game.without_record()] * calls
         inputs[at % calls] = game.with_record(record)
-        rows.append(draw_transcripts(mechanism, inputs, 1, clock, joined=True).rows.reshape(-1))
+        rows.append(draw_transcripts(setting.mechanism, inputs, 1, setting.clock, joined=True).rows.reshape(-1))
     if len({len(row) for row in rows}) != 1 or len(rows[0]) % calls:
         return None
-    return bound_from_pieces(s, np.stack(rows), asked=asked, delta=delta, confidence=confidence)
+    return bound_from_pieces(s, np.stack(rows), setting.asked, setting.level)
 
 
 SMALLEST, LARGEST = 1e-2, 1e2  # norms of the candidates
@@ -302,25 +285,19 @@ class LookupResult:
     candidates: int
 
 
-def play_lookup_game(
-    mechanism: BlackBox,
-    game: DirectionGame,
-    candidates: Callable[[], int],
-    rng: np.random.Generator,
-    *,
-    delta: float,
-    confidence: float,
-) -> LookupResult | None:
-    """None where nothing repeats or what repeats is the same for all candidates.
+def play_lookup_game(setting: GameSetting, game: DirectionGame, candidates: Callable[[], int]) -> LookupResult | None:
+    """Whatever comes out the same in every call on the same data is looked up in a table of one call for each candidate: seeds
+    that are made of the data, texts and shapes that tell something of the record. None where nothing repeats, or the same
+    for all candidates.
 
-    candidates: -> how many may be tried, asked once it is worth it. Raises Refused.
+    candidates: -> how many may be tried, asked once it is worth it. Raises InputRefused.
     """
+    mechanism, rng = setting.mechanism, setting.rng
     seed = int(rng.integers(2**62))
     part = _repeating_part(mechanism, game, seed)
     if part is None:
         return None
-    count = candidates()
-    table: dict[Part, int] = {}
+    count, table = candidates(), dict[Part, int]()
     for at in range(count):
         table.setdefault(part(mechanism.transcript([_candidate_data(game, seed, at)])), at)
     if not table:
@@ -329,7 +306,10 @@ def play_lookup_game(
     for secret in rng.integers(count, size=LOOKUP_GAMES):
         seen = part(mechanism.transcript([_candidate_data(game, seed, int(secret))]))
         won += table.get(seen, -1) == int(secret)
-    bound = bound_from_identifications(won, LOOKUP_GAMES, math.log(count), delta=delta, confidence=confidence)
+    level = setting.level
+    bound = bound_from_identifications(
+        won, LOOKUP_GAMES, math.log(count), delta=level.delta, confidence=level.confidence
+    )
     return LookupResult(bound, won, count)
 
 
@@ -392,23 +372,26 @@ def scaled_data(kind: str, tried: InputShapes, factor: float) -> Data:
 
 
 def find_noiseless_number(
-    mechanism: BlackBox,
-    tried: InputShapes,
-    clock: CallBudget,
-    rng: np.random.Generator,
-    *,
-    delta: float,
-    confidence: Callable[[], float],
-) -> NoiselessNumber | None:
+    mechanism: BlackBox, tried: InputShapes, clock: CallBudget, rng: np.random.Generator, next_level: Callable[[], BoundLevel]
+) -> NoiselessNumber | None:  # fmt: skip
     """The first number without noise that tells the record's size; None where there is none.
 
-    confidence: -> that of the next test; each place that is tried is one.
+    The record is scaled by a secret factor, one of very many; whoever sees the number finds the factor by calling the mechanism
+    on guesses of his own. next_level: of the next test; each place that is tried is one.
     """
-    make = lambda factor: scaled_data(mechanism.kind, tried, factor)  # noqa: E731
+    make = partial(scaled_data, mechanism.kind, tried)
+
+    def released_number(factor: float, place: int) -> float:
+        return float(draw_transcripts(mechanism, [make(factor)], 1, clock).rows[0, 0, place])
+
     for low, high in RANGES:
         for place, rising in _revealing_places(mechanism, make, low, high, clock):
-            won = sum(_wins_size_game(mechanism, make, place, rising, (low, high), clock, rng) for _ in range(GAMES))
-            bound = bound_from_identifications(won, GAMES, math.log(CANDIDATES), delta=delta, confidence=confidence())
+            number = partial(released_number, place=place)
+            won = sum(_wins_size_game(number, rising, (low, high), int(rng.integers(CANDIDATES))) for _ in range(GAMES))
+            level = next_level()
+            bound = bound_from_identifications(
+                won, GAMES, math.log(CANDIDATES), delta=level.delta, confidence=level.confidence
+            )
             if bound > 0:
                 return NoiselessNumber(bound, place, won)
     return None
@@ -434,30 +417,14 @@ def _revealing_places(
     yield from ((int(j), bool(steps[0, j] > 0)) for j in places[:4])
 
 
-def _wins_size_game(
-    mechanism: BlackBox,
-    make: Callable[[float], Data],
-    place: int,
-    rising: bool,
-    ends: tuple[float, float],
-    clock: CallBudget,
-    rng: np.random.Generator,
-) -> bool:
-    """One game: draw a factor, look at the number, find the factor by bisection."""
+def _wins_size_game(number: Callable[[float], float], rising: bool, ends: tuple[float, float], secret: int) -> bool:
+    """One game: look at the number of the secret factor, and find the factor by bisection."""
     width = math.log(ends[1] / ends[0])
-
-    def candidate_factor(index: float) -> float:
-        return ends[0] * math.exp(width * index / CANDIDATES)
-
-    def released_number(index: float) -> float:
-        return float(draw_transcripts(mechanism, [make(candidate_factor(index))], 1, clock).rows[0, 0, place])
-
-    secret = int(rng.integers(CANDIDATES))
-    seen = released_number(secret)
-    low, high = -0.5, CANDIDATES - 0.5
+    number_of = lambda index: number(ends[0] * math.exp(width * index / CANDIDATES))  # noqa: E731
+    seen, low, high = number_of(secret), -0.5, CANDIDATES - 0.5
     while high - low > 1:
         middle = (low + high) / 2
-        if (released_number(middle) < seen) == rising:
+        if (number_of(middle) < seen) == rising:
             low = middle
         else:
             high = middle

@@ -11,9 +11,9 @@ from scipy.special import betainc, log_ndtr, ndtr
 
 from attacks.epsilon import gaussian_epsilon
 from attacks.statistics import lower_limit
-from privdd.blackbox.distinguishers import NoiseMetric, shift_directions, transcript_totals
+from privdd.blackbox.distinguishers import NoiseMetric, shift_directions
 from privdd.blackbox.mechanism import Data
-from privdd.blackbox.transcripts import Transcripts
+from privdd.blackbox.transcripts import BoundLevel, PairSample, Sides, Transcripts, transcript_totals
 
 NOT_REJECTED = 1e-4  # p-value above which a law is taken for the noise's
 POOL = 40_000
@@ -42,41 +42,34 @@ class ShiftBound:
 NOTHING = ShiftBound("other", 0.0, 0.0, 0.0, 0.0, 0)
 
 
-def bound_shift(
-    trained: tuple[Transcripts, Transcripts],
-    fresh: tuple[Transcripts, Transcripts],
-    axis: np.ndarray | None,
-    *,
-    delta: float,
-    confidence: float,
-) -> ShiftBound:
+def bound_shift(pair: PairSample, level: BoundLevel) -> ShiftBound:
     """The cost of the shift between two inputs. NOTHING where there is no shift, no noise, or no law for it.
 
     Fresh transcripts are projected on a direction learned beforehand. Where residuals are normal, mu-GDP gives epsilon
     (Dong, Roth and Su 2022); where each number's are Laplace, it is that of the Laplace mechanism with the shift seen.
     """
-    ways = shift_directions(*trained, axis)
-    a, b = transcript_totals(fresh[0]), transcript_totals(fresh[1])
-    if not ways or min(len(a), len(b)) < LEAST_SHIFT_VALUES or a.shape[1] != b.shape[1] or a.shape[1] != len(ways[0]):
+    found = _directions_and_totals(pair, LEAST_SHIFT_VALUES)
+    if found is None:
         return NOTHING
-    law = law_of_calls(*fresh)
+    ways, a, b = found
+    law = law_of_calls(*pair.fresh)
     if law == "laplace":
-        return _bound_laplace_shift(trained, a, b, delta, confidence)
-    w = max(ways, key=lambda w: _unbiased_shift(trained, w))
+        return _bound_laplace_shift(pair.trained, a, b, level)
+    w = max(ways, key=lambda w: _unbiased_shift(pair.trained, w))
     y, z = a @ w, b @ w
     gap, spread = abs(float(y.mean() - z.mean())), max(float(y.std(ddof=1)), float(z.std(ddof=1)))
     if spread <= 1e-9 * gap or gap == 0:
         return NOTHING
     mu = gap / spread
     passes = law == "gaussian" and is_normal(y) and is_normal(z)
-    if not passes or law_of_calls(*_keep_weighted_numbers((*trained, *fresh), w)) != "gaussian":
+    if not passes or law_of_calls(*_keep_weighted_numbers((*pair.trained, *pair.fresh), w)) != "gaussian":
         return ShiftBound("other", mu, 0.0, 0.0, 0.0, len(y) + len(z))
-    low = mu_from_below(y, z, confidence)
-    at = max(delta, 1e-12)
+    low = mu_from_below(y, z, level.confidence)
+    at = max(level.delta, 1e-12)
     return ShiftBound("gaussian", mu, low, gaussian_epsilon(low, at), gaussian_epsilon(mu, at), len(y) + len(z))
 
 
-def _unbiased_shift(trained: tuple[Transcripts, Transcripts], w: np.ndarray) -> float:
+def _unbiased_shift(trained: Sides, w: np.ndarray) -> float:
     """Squared shift on the training transcripts, less what a learned direction finds in noise alone."""
     a, b = (transcript_totals(block) @ w for block in trained)
     mu = float(a.mean() - b.mean()) / max(float(a.std()), float(b.std()), 1e-300)
@@ -153,9 +146,7 @@ def is_normal(values: np.ndarray) -> bool:
     return p > NOT_REJECTED
 
 
-def _bound_laplace_shift(
-    trained: tuple[Transcripts, Transcripts], a: np.ndarray, b: np.ndarray, delta: float, confidence: float
-) -> ShiftBound:
+def _bound_laplace_shift(trained: Sides, a: np.ndarray, b: np.ndarray, level: BoundLevel) -> ShiftBound:
     """Lower bound of the epsilon of independent Laplace numbers shifted as seen, signs and places learned before.
 
     Of the numbers that the record moves each side is to be Laplace noise by itself: skew that the record turns round is
@@ -175,15 +166,15 @@ def _bound_laplace_shift(
     if not all(one.size >= VALUES / 2 and noise_law(one) == "laplace" for one in each):
         return ShiftBound("other", 0.0, 0.0, 0.0, 0.0, n)
     residuals = np.concatenate(each)
-    tail = stats.norm.isf((1 - confidence) / (2 * len(kept)))
+    tail = stats.norm.isf(level.error / (2 * len(kept)))
     scale = np.abs(residuals).mean(0)
     gap = (a.mean(0) - b.mean(0))[kept] * signs[kept]
     relative = gap / scale
-    total_error = stats.norm.isf((1 - confidence) / 2) * math.sqrt(2 * len(kept) * (1 / len(a) + 1 / len(b)))
+    total_error = stats.norm.isf(level.error / 2) * math.sqrt(2 * len(kept) * (1 / len(a) + 1 / len(b)))
     high = scale * (1 + tail / math.sqrt(len(residuals)))
     low = max(0.0, float((gap / high).sum()) - total_error)
     shrunk = np.maximum(relative, 0) * low / max(float(np.maximum(relative, 0).sum()), 1e-300)
-    epsilon, about = (_laplace_epsilon(each, delta) for each in (shrunk, np.maximum(relative, 0)))
+    epsilon, about = (_laplace_epsilon(each, level.delta) for each in (shrunk, np.maximum(relative, 0)))
     return ShiftBound("laplace", float(np.linalg.norm(relative)) / math.sqrt(2), low, epsilon, about, n)
 
 
@@ -236,46 +227,32 @@ def is_quiet(data: Data, nothing: float) -> bool:
     return all(bool(np.all(np.abs(a) <= nothing)) for part in arrays for a in part)
 
 
-def tail_epsilon(
-    trained: tuple[Transcripts, Transcripts],
-    fresh: tuple[Transcripts, Transcripts],
-    axis: np.ndarray | None,
-    *,
-    delta: float,
-    confidence: float,
-) -> float:
+def tail_epsilon(pair: PairSample, level: BoundLevel) -> float:
     """Lower bound on epsilon of a record that shows in some releases only, such as a sampled one; 0 where the side without it is
     not normal. How often it shows is counted; how rare that is without it follows from the noise's own law, with mean and
     deviation at the worse end of their confidence intervals. Direction and threshold were learned before.
     """
-    found = over_normal_noise(trained, fresh, axis, LEAST_TAIL_VALUES)
+    found = _over_normal_noise(pair, LEAST_TAIL_VALUES)
     if found is None:
         return 0.0
     ways, a, b = found
-    before = [transcript_totals(block) for block in trained]
-    plans = [
-        (*_plan_threshold(before[0] @ (s * w), before[1] @ (s * w), delta), s * w) for w in ways for s in (1.0, -1.0)
-    ]
+    one, other = map(transcript_totals, pair.trained)
+    plans = [(*_plan_threshold(one @ (s * w), other @ (s * w), level.delta), s * w) for w in ways for s in (1.0, -1.0)]
     _, at, w = max(plans, key=lambda plan: plan[0])
-    y, z = a @ w, b @ w
-    if not is_normal(z):
-        return 0.0
-    return _bound_tail(y, z, at, delta, 1 - confidence)
+    return _bound_tail(a @ w, b @ w, at, level.delta, level.error) if is_normal(b @ w) else 0.0
 
 
-def over_normal_noise(
-    trained: tuple[Transcripts, Transcripts],
-    fresh: tuple[Transcripts, Transcripts],
-    axis: np.ndarray | None,
-    least: int,
-) -> tuple[list[np.ndarray], np.ndarray, np.ndarray] | None:
-    """(directions to look along, totals (n, d) of both fresh sides), where the second side is normal noise alone; None
-    where it is not, where shapes differ, or below ``least`` transcripts a side."""
-    ways = shift_directions(*trained, axis)
-    a, b = transcript_totals(fresh[0]), transcript_totals(fresh[1])
-    if not ways or min(len(a), len(b)) < least or a.shape[1] != b.shape[1] or a.shape[1] != len(ways[0]):
-        return None
-    return (ways, a, b) if law_of_calls(fresh[1]) == "gaussian" else None
+def _directions_and_totals(pair: PairSample, least: int) -> tuple[list[np.ndarray], np.ndarray, np.ndarray] | None:
+    """(directions to look along, totals (n, d) of both fresh sides); None where shapes differ, or below ``least`` a side."""
+    ways, (a, b) = shift_directions(*pair.trained, pair.axis), map(transcript_totals, pair.fresh)
+    fits = ways and min(len(a), len(b)) >= least and a.shape[1] == b.shape[1] == len(ways[0])
+    return (ways, a, b) if fits else None
+
+
+def _over_normal_noise(pair: PairSample, least: int) -> tuple[list[np.ndarray], np.ndarray, np.ndarray] | None:
+    """The same where the second side is normal noise alone."""
+    found = _directions_and_totals(pair, least)
+    return found if found and law_of_calls(pair.fresh[1]) == "gaussian" else None
 
 
 def _plan_threshold(y: np.ndarray, z: np.ndarray, delta: float) -> tuple[float, float]:
@@ -303,14 +280,7 @@ DIRECTIONS = np.random.default_rng(0).standard_normal((400, 4))
 DIRECTIONS /= np.linalg.norm(DIRECTIONS, axis=1, keepdims=True)  # points of a sphere
 
 
-def sampled_epsilon(
-    trained: tuple[Transcripts, Transcripts],
-    fresh: tuple[Transcripts, Transcripts],
-    axis: np.ndarray | None,
-    *,
-    delta: float,
-    confidence: float,
-) -> float:
+def sampled_epsilon(pair: PairSample, level: BoundLevel) -> float:
     """Lower bound on epsilon of normal noise plus a chance shift X; 0 where noise alone is not normal, or the other side is no
     such mixture.
 
@@ -318,15 +288,15 @@ def sampled_epsilon(
     beyond any threshold that lies root 3 deviations of the noise above them (Karlin and Studden 1966: the fourth derivative of
     the normal's tail is positive there), so its epsilon is a lower bound for every X that stays that far below the threshold.
     """
-    found = over_normal_noise(trained, fresh, axis, LEAST_SAMPLED_VALUES)
+    found = _over_normal_noise(pair, LEAST_SAMPLED_VALUES)
     if found is None:
         return 0.0
     ways, a, b = found
-    before = transcript_totals(trained[0]), transcript_totals(trained[1])
+    before = transcript_totals(pair.trained[0]), transcript_totals(pair.trained[1])
     w = max(ways, key=lambda w: abs(_standardised_gap(*before, w)))
     w = w * (1.0 if _standardised_gap(*before, w) > 0 else -1.0)
     y, z = a @ w, b @ w
-    return epsilon_from_moments(y, z, delta, 1 - confidence) if is_normal(z) and _fits_mixture(y, z) else 0.0
+    return epsilon_from_moments(y, z, level.delta, level.error) if is_normal(z) and _fits_mixture(y, z) else 0.0
 
 
 def _standardised_gap(a: np.ndarray, b: np.ndarray, w: np.ndarray) -> float:
@@ -397,7 +367,6 @@ UNEVEN = 1.3  # the variance of the energy, over that of normal noise of one sca
 ODDS = np.geomspace(0.25, 64, 33)  # thresholds
 LENGTHS = np.geomspace(1e-2, 1e3, 800)  # in deviations of a number
 TRUSTED = float(stats.norm.sf(FURTHEST))
-Sides = tuple[Transcripts, Transcripts]
 
 
 @dataclass(frozen=True)
@@ -445,7 +414,7 @@ def fit_noise_frame(present: Transcripts, absent: Transcripts, axis: np.ndarray)
     return NoiseFrame(centre, scale, way * math.copysign(1.0, shift), abs(shift))
 
 
-def symmetric_epsilon(seen: NoiseFrame, trained: Sides, fresh: Sides, *, delta: float, confidence: float) -> float:
+def symmetric_epsilon(seen: NoiseFrame, trained: Sides, fresh: Sides, level: BoundLevel) -> float:
     """Lower bound on epsilon for noise that looks alike from every side, whatever law its length has; 0 for other noise.
 
     Each release without the record stands for all its rotations, so the chance of a rare event is the mean of a known function
@@ -457,11 +426,9 @@ def symmetric_epsilon(seen: NoiseFrame, trained: Sides, fresh: Sides, *, delta: 
     ):
         return 0.0
     before = [seen.split_releases(block) for block in trained]
-    odds = max(ODDS, key=lambda one: _bound_spherical(seen, before[0], before[1], float(one), delta, 1 - confidence))
+    odds = max(ODDS, key=lambda one: _bound_spherical(seen, before[0], before[1], float(one), level))
     present, absent = (seen.split_releases(block) for block in fresh)
-    if not is_spherical(absent):
-        return 0.0
-    return _bound_spherical(seen, present, absent, float(odds), delta, 1 - confidence)
+    return _bound_spherical(seen, present, absent, float(odds), level) if is_spherical(absent) else 0.0
 
 
 def is_spherical(noise: SplitReleases) -> bool:
@@ -479,17 +446,18 @@ def is_spherical(noise: SplitReleases) -> bool:
 
 
 def _bound_spherical(
-    seen: NoiseFrame, present: SplitReleases, absent: SplitReleases, odds: float, delta: float, error: float
+    seen: NoiseFrame, present: SplitReleases, absent: SplitReleases, odds: float, level: BoundLevel
 ) -> float:
     """A quarter of the error each: Clopper-Pearson with the record; without it centre, scale along the record, and mean."""
-    n, m, d, tail = len(present.along), len(absent.along), len(seen.way), float(stats.norm.isf(error / 4))
+    n, m, d, error = len(present.along), len(absent.along), len(seen.way), level.error
+    tail = float(stats.norm.isf(error / 4))
     won = int((present.along > seen.shift / 2 + odds * present.rest**2 / ((d - 1) * seen.shift)).sum())
     share = lower_limit(won, n, error / 4)
     centre = float(absent.along.mean()) + tail * float(absent.along.std()) / math.sqrt(m)
     ratios = np.square((absent.along - absent.along.mean()) / absent.rest)
     squares = ratios * (d - 3)  # of mean 1 if as wide as the rest
     wide = math.sqrt(float(squares.mean()) + tail * float(squares.std()) / math.sqrt(m))
-    if share <= delta or seen.shift / 2 <= centre:
+    if share <= level.delta or seen.shift / 2 <= centre:
         return 0.0
     chance = lambda length: _event_chance(length, odds, seen, (seen.shift / 2 - centre) / wide, wide)  # noqa: E731
     values, cost = chance(absent.release_lengths), math.log(8 / error)
@@ -497,7 +465,7 @@ def _bound_spherical(
     if most < TRUSTED:
         return 0.0
     highest = values.mean() + math.sqrt(2 * values.var(ddof=1) * cost / m) + 7 * most * cost / (3 * (m - 1))
-    return max(0.0, math.log(share - delta) - math.log(highest))
+    return max(0.0, math.log(share - level.delta) - math.log(highest))
 
 
 def _event_chance(length: np.ndarray, odds: float, seen: NoiseFrame, half: float, wide: float) -> np.ndarray:

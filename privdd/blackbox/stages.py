@@ -9,19 +9,25 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import islice
 
 import numpy as np
 from scipy import stats
 
 from attacks.statistics import lower_limit, upper_limit
 from privdd.blackbox.claim import CheckedClaim
-from privdd.blackbox.distinguishers import transcript_totals
-from privdd.blackbox.identification_games import FEWEST as SHORT
 from privdd.blackbox.identification_games import (
+    FEWEST_SERIES_CALLS,
     HIDDEN_CALLS,
+    HIDDEN_GAMES,
     LOOKUP_GAMES,
     RUNS,
+    SERIES_CALLS,
+    DirectionGame,
+    GameSetting,
     bound_hidden_call,
     bound_late_call,
     bound_long_series,
@@ -31,8 +37,6 @@ from privdd.blackbox.identification_games import (
     play_lookup_game,
     scaled_data,
 )
-from privdd.blackbox.identification_games import HIDDEN_GAMES as GAMES_HIDDEN
-from privdd.blackbox.identification_games import SERIES_CALLS as LONG
 from privdd.blackbox.input_search import accepted_inputs
 from privdd.blackbox.inputs import (
     CLIENTS,
@@ -54,12 +58,16 @@ from privdd.blackbox.noise_laws import (
     symmetric_epsilon,
 )
 from privdd.blackbox.transcripts import (
+    BoundLevel,
     CallBudget,
     ErrorShares,
     OutOfTime,
+    PairSample,
+    Sides,
     Transcripts,
     affordable_transcripts,
     draw_transcripts,
+    transcript_totals,
 )
 from privdd.blackbox.verdict import SPENT, ExaminationResult, SingleTestResult, Strength
 from privdd.core.validation import BadConfig
@@ -118,9 +126,21 @@ class ExaminationState:
         shapes = tuple(np.shape(a) for a in updates[0])
         return replace(self.tried, structures=(shapes,), crowds=(len(updates),))
 
-    def _test_settings(self, bounds: int = 1) -> dict[str, float]:
-        """What a test is asked for; each of its bounds takes a share of the error probability."""
-        return {"delta": self.stated.delta, "confidence": self.shares.next_confidence(bounds)}
+    def _next_level(self, bounds: int = 1) -> BoundLevel:
+        """What the next test is asked for; each of its bounds takes a share of the error probability."""
+        return BoundLevel(self.stated.delta, self.shares.next_confidence(bounds))
+
+    def _game_setting(self, bounds: int = 1) -> GameSetting:
+        limit = self.stated.refutation_limit
+        return GameSetting(self.mechanism, self.clock, self.rng, limit, self._next_level(bounds))
+
+    def _draw_pair(self, pair: NeighbouringInputs, count: int) -> Sides:
+        """``count`` transcripts of each side, of the calls that the statement is about."""
+        one, other = (
+            draw_transcripts(self.mechanism, self.stated_calls(side), count, self.clock)
+            for side in (pair.present, pair.absent)
+        )
+        return one, other
 
     def _is_refuted_without_law(self) -> bool:
         """Whether a bound without assumptions refutes already: then the rest of the stage is left out."""
@@ -167,31 +187,40 @@ class IdentificationStages(ExaminationState):
 
     def examine_directions(self) -> None:
         """The record's direction, read back; then one call on it among many."""
-        names, asked = ("directions", "directions, between public calls"), self.stated.refutation_limit
+        names = ("directions", "directions, between public calls")
         for around, name, share in zip((self.stated_calls, self.embedded_call), names, SHARES):
             for game in direction_games(self.mechanism.kind, self.tried):
                 if self.result.is_refuted and self._is_refuted_without_law():
                     return
-                try:
-                    count = self._affordable_count(
-                        around(game.with_record(np.eye(game.dimensions)[0])), share, DIRECTIONS
-                    )
-                    if count < FEWEST:
-                        self._note_skipped(name)
-                        continue
-                    found = play_direction_game(
-                        self.mechanism, game, around, count, self.clock, self.rng, asked=asked, **self._test_settings(2)
-                    )
-                except InputRefused as no:
-                    self.result.notes.append(f"{name}: refused with: {no}")
-                    continue
-                says = f"the record's direction, one of a sphere, is read back with a cosine of {found.cosine:.3g}"
-                self._add_result(name, found.epsilon, "finite_sample", says, found.says, transcripts=found.transcripts)
-                self._add_pieces(f"{name}, as released", found.pieces, found.says)
-                if found.worst is not None and around == self.stated_calls:
-                    self.worst.append(replace(game.tried, along=(found.worst,)))
-        self._examine_hidden_call()
-        self._examine_series()
+                self._run_game(name, partial(self._examine_direction, name, game, around, share))
+        for game in islice(direction_games(self.mechanism.kind, self.tried), 1):
+            self._run_game("one call among many", partial(self._examine_hidden_call, game))
+            self._examine_series(game)
+
+    def _examine_series(self, game: DirectionGame) -> None:
+        many, late = "many calls, each on a record of its own", "one call after many on public data"
+        self._run_game(many, partial(self._play_series, many, bound_long_series, game))
+        self._run_game(late, partial(self._play_series, late, bound_late_call, game))
+
+    def _run_game(self, name: str, play: Callable[[], None]) -> None:
+        try:
+            play()
+        except InputRefused as no:
+            self.result.notes.append(f"{name}: refused with: {no}")
+
+    def _examine_direction(
+        self, name: str, game: DirectionGame, around: Callable[[Data], list[Data]], share: float
+    ) -> None:
+        count = self._affordable_count(around(game.with_record(np.eye(game.dimensions)[0])), share, DIRECTIONS)
+        if count < FEWEST:
+            self._note_skipped(name)
+            return
+        found = play_direction_game(self._game_setting(2), game, around, count)
+        says = f"the record's direction, one of a sphere, is read back with a cosine of {found.cosine:.3g}"
+        self._add_result(name, found.epsilon, "finite_sample", says, found.says, transcripts=found.transcripts)
+        self._add_pieces(f"{name}, as released", found.pieces, found.says)
+        if found.worst is not None and around == self.stated_calls:
+            self.worst.append(replace(game.tried, along=(found.worst,)))
 
     def _add_pieces(self, name: str, bound: float | None, inputs: str) -> None:
         if bound is None:
@@ -199,88 +228,51 @@ class IdentificationStages(ExaminationState):
         else:
             self._add_fault(name, bound, "finite_sample", WITHOUT_NOISE, inputs)
 
-    def _examine_hidden_call(self) -> None:
+    def _examine_hidden_call(self, game: DirectionGame) -> None:
         """One call among many of the same instance."""
-        name = "one call among many"
-        for game in list(direction_games(self.mechanism.kind, self.tried))[:1]:
-            try:
-                most = self._calls_per_instance(HIDDEN_CALLS)
-                count = self._affordable_count([game.without_record()] * most, SHARES[1], GAMES_HIDDEN)
-                if count < HIDDEN_CALLS:  # as many transcripts as calls at least: the record comes in each place
-                    self._note_skipped(name)
-                    return
-                bound = bound_hidden_call(
-                    self.mechanism,
-                    game,
-                    count,
-                    self.clock,
-                    self.rng,
-                    asked=self.stated.refutation_limit,
-                    calls=most,
-                    **self._test_settings(),
-                )
-            except InputRefused as no:
-                self.result.notes.append(f"{name}: refused with: {no}")
-                return
-            self._add_pieces(name, bound, game.says)
+        most = self._calls_per_instance(HIDDEN_CALLS)
+        count = self._affordable_count([game.without_record()] * most, SHARES[1], HIDDEN_GAMES)
+        if count < HIDDEN_CALLS:  # as many transcripts as calls at least: the record comes in each place
+            self._note_skipped("one call among many")
+        else:
+            bound = bound_hidden_call(self._game_setting(), game, count, most)
+            self._add_pieces("one call among many", bound, game.says)
 
     def _calls_per_instance(self, most: int) -> int:
         """At most as many calls of an instance as a series has: of later ones nothing is stated."""
         return most if self.stated.calls == 1 else min(most, self.stated.calls)
 
-    def _examine_series(self) -> None:
+    def _play_series(
+        self, name: str, bound: Callable[[GameSetting, DirectionGame, int], float | None], game: DirectionGame
+    ) -> None:
         """Hundreds of calls of one instance."""
-        self._play_series("many calls, each on a record of its own", bound_long_series)
-        self._play_series("one call after many on public data", bound_late_call)
-
-    def _play_series(self, name: str, played: Callable[..., float | None]) -> None:
-        for game in list(direction_games(self.mechanism.kind, self.tried))[:1]:
-            try:
-                most = self._calls_per_instance(LONG)
-                if most < SHORT or self.result.is_refuted:
-                    return
-                count = self._affordable_count([game.without_record()], SHARES[1], RUNS * most) // RUNS
-                if count < SHORT:
-                    self._note_skipped(name)
-                    return
-                bound = played(
-                    self.mechanism,
-                    game,
-                    count,
-                    self.clock,
-                    self.rng,
-                    asked=self.stated.refutation_limit,
-                    **self._test_settings(),
-                )
-            except InputRefused as no:
-                self.result.notes.append(f"{name}: refused with: {no}")
-                return
-            self._add_pieces(name, bound, game.says)
+        most = self._calls_per_instance(SERIES_CALLS)
+        if most < FEWEST_SERIES_CALLS or self.result.is_refuted:
+            return
+        count = self._affordable_count([game.without_record()], SHARES[1], RUNS * most) // RUNS
+        if count < FEWEST_SERIES_CALLS:
+            self._note_skipped(name)
+        else:
+            self._add_pieces(name, bound(self._game_setting(), game, count), game.says)
 
     def examine_noiseless_numbers(self) -> None:
-        """What has no noise at all."""
-        try:
-            found = find_noiseless_number(self.mechanism, self.tried, self.clock, self.rng,
-                                  delta=self.stated.delta, confidence=self.shares.next_confidence)  # fmt: skip
-        except InputRefused:
-            return
-        if found is not None:
-            says = f"number {found.place} of the release has no noise and tells the record's size ({found.won} of 16 named)"
-            self._add_result("numbers without noise", found.epsilon, "finite_sample", says, "a record of a secret norm")
-        elif not self.result.is_refuted:
-            self._examine_lookup()
-
-    def _examine_lookup(self) -> None:
-        """Whatever repeats exactly, in a table of candidates."""
-        for game in list(direction_games(self.mechanism.kind, self.tried))[:1]:
-            count = lambda: self._affordable_count([game.without_record()], 0.2, CANDIDATES)  # noqa: E731, B023
-            try:
-                found = play_lookup_game(self.mechanism, game, count, self.rng, **self._test_settings())
-            except InputRefused:
-                return
+        """What has no noise at all; else whatever repeats exactly, in a table of candidates."""
+        with suppress(InputRefused):
+            found = find_noiseless_number(self.mechanism, self.tried, self.clock, self.rng, self._next_level)
             if found is not None:
-                says = f"what repeats exactly in the release names the record: {found.won} of {LOOKUP_GAMES} among {found.candidates}"
-                self._add_result("looked up in a table", found.epsilon, "finite_sample", says, game.says)
+                says = f"number {found.place} of the release has no noise and tells the record's size ({found.won} of 16 named)"
+                inputs = "a record of a secret norm"
+                self._add_result("numbers without noise", found.epsilon, "finite_sample", says, inputs)
+            elif not self.result.is_refuted:
+                for game in islice(direction_games(self.mechanism.kind, self.tried), 1):
+                    self._examine_lookup(game)
+
+    def _examine_lookup(self, game: DirectionGame) -> None:
+        count = lambda: self._affordable_count([game.without_record()], 0.2, CANDIDATES)  # noqa: E731
+        found = play_lookup_game(self._game_setting(), game, count)
+        if found is not None:
+            says = f"what repeats exactly in the release names the record: {found.won} of {LOOKUP_GAMES} among {found.candidates}"
+            self._add_result("looked up in a table", found.epsilon, "finite_sample", says, game.says)
 
 
 UNEVEN_NUMBERS, ROWS = 128, 20
@@ -292,23 +284,14 @@ SAYS = "where its noise is small, the release tells the record; its noise looks 
 
 @dataclass
 class UnevenNoiseStage(ExaminationState):
-    """Bounds under a law of directions only."""
+    """Bounds under a law of directions only, on one pair of neighbours of many numbers: the more a release has, the better they
+    tell how much noise it got. A few hundred releases say whether that varies at all."""
 
     def examine_uneven_noise(self) -> None:
-        pair = next(
-            (
-                one
-                for one in neighbouring_pairs(self.mechanism.kind, self.stated.relation, self._wide_inputs())
-                if self._fits_stage(one)
-            ),
-            None,
-        )
-        if pair is None:
-            return
-        try:
-            self._judge_pair(pair)
-        except InputRefused:
-            return  # wide inputs were never promised
+        pairs = neighbouring_pairs(self.mechanism.kind, self.stated.relation, self._wide_inputs())
+        for pair in islice(filter(self._fits_stage, pairs), 1):
+            with suppress(InputRefused):  # wide inputs were never promised
+                self._judge_pair(pair)
 
     def _wide_inputs(self) -> InputShapes:
         """One long array or wide table, where no sizes were asked for; else the longest of those that were."""
@@ -337,18 +320,10 @@ class UnevenNoiseStage(ExaminationState):
         seen = fit_noise_frame(*trained, pair.axis)
         if seen is not None:
             fresh = self._draw_pair(pair, count - count // 3)
-            found = symmetric_epsilon(seen, trained, fresh, **self._test_settings())
+            found = symmetric_epsilon(seen, trained, fresh, self._next_level())
             self._add_fault(NAME, found, "noise_law", SAYS, pair.says)
 
-    def _draw_pair(self, pair: NeighbouringInputs, count: int) -> tuple[Transcripts, Transcripts]:
-        one, other = (
-            draw_transcripts(self.mechanism, self.stated_calls(side), count, self.clock)
-            for side in (pair.present, pair.absent)
-        )
-        return one, other
 
-
-Sides = tuple[Transcripts, Transcripts]
 LAW_NUMBERS = 600_000  # of the noise; enough for a kurtosis that is off by a twentieth
 LAW_SHARE = 0.25  # of the time and the calls that are left
 OTHER = "the noise looks {law} in a few thousand numbers and is not in many more: no bound that trusts that law counts"
@@ -386,24 +361,23 @@ class LawConfirmation(ExaminationState):
 
     _doubted: set[str] = field(default_factory=set)
 
-    def confirmed_epsilon(self, inputs: list[Data], trained: Sides, fresh: Sides, law: str, epsilon: float) -> float:
+    def confirmed_epsilon(self, inputs: list[Data], sample: PairSample, law: str, epsilon: float) -> float:
         """``epsilon``, which trusts the noise's law; 0 if it refutes the statement, and more of the noise has another law."""
         if epsilon <= self.stated.refutation_limit:
             return epsilon
-        if law not in self._doubted and not self._confirm_law(law, inputs, trained, fresh):
+        if law not in self._doubted and not self._confirm_law(law, inputs, sample):
             self._doubted.add(law)
             self.result.notes.append(OTHER.format(law=law))
         return 0.0 if law in self._doubted else epsilon
 
-    def _confirm_law(self, law: str, inputs: list[Data], trained: Sides, fresh: Sides) -> bool:
+    def _confirm_law(self, law: str, inputs: list[Data], sample: PairSample) -> bool:
         """True too where more releases cannot be had."""
         try:
-            count = self._affordable_count(inputs, LAW_SHARE, transcripts_needed(fresh[1]))
-            if count < WORTH * len(fresh[1]):
+            count = self._affordable_count(inputs, LAW_SHARE, transcripts_needed(sample.fresh[1]))
+            if count < WORTH * len(sample.fresh[1]):
                 return True
-            return is_law_confirmed(
-                law, draw_transcripts(self.mechanism, inputs, count, self.clock), moved_numbers(*trained)
-            )
+            more = draw_transcripts(self.mechanism, inputs, count, self.clock)
+            return is_law_confirmed(law, more, moved_numbers(*sample.trained))
         except (InputRefused, OutOfTime):
             return True
 
@@ -418,7 +392,6 @@ SHARED_NOISE_CORRELATION = 0.1  # correlation of two numbers, or of their square
 THRESHOLD_GRID = np.linspace(0.5, 6.0, 276)  # thresholds, in deviations
 TAIL_STAGE_NAME = "neighbours, end of the noise"
 TAIL_STAGE_TEXT = "the noise ends, or falls off, where the record moves a release past it"
-TailSides = tuple[Transcripts, Transcripts]
 
 
 @dataclass(frozen=True)
@@ -467,17 +440,16 @@ def ends_early(pooled: np.ndarray) -> bool:
     return bool(2 * stats.norm.sf(np.abs(pooled).max(initial=0.0)) * len(pooled) > MISSING_TAIL_NUMBERS)
 
 
-def noise_end_epsilon(trained: TailResiduals, fresh: TailResiduals, *, delta: float, confidence: float) -> float:
+def noise_end_epsilon(trained: TailResiduals, fresh: TailResiduals, level: BoundLevel) -> float:
     """Lower bound on epsilon at a threshold that ``trained`` suggests; 0 where the shift is not seen to move the tail."""
     shift = min(trained.shift, fresh.shift)
     if shift <= 0:
         return 0.0
-    error = 1 - confidence
-    _, at = max((_bound_noise_end(trained.pooled, t, shift, delta, 0.1), t) for t in THRESHOLD_GRID)
+    _, at = max((_bound_noise_end(trained.pooled, t, shift, level.delta, 0.1), t) for t in THRESHOLD_GRID)
     moved, expected = int((fresh.own > at).sum()), float((fresh.pooled > at - shift).mean()) * len(fresh.own)
     if moved < MIN_TAIL_RELEASES or stats.poisson.cdf(moved, expected) < NOT_REJECTED:
         return 0.0
-    return _bound_noise_end(fresh.pooled, at, shift, delta, error)
+    return _bound_noise_end(fresh.pooled, at, shift, level.delta, level.error)
 
 
 def _bound_noise_end(pooled: np.ndarray, at: float, shift: float, delta: float, error: float) -> float:
@@ -489,22 +461,23 @@ def _bound_noise_end(pooled: np.ndarray, at: float, shift: float, delta: float, 
 
 @dataclass
 class NoiseTailStage(ExaminationState):
-    """Bounds from the noise of all numbers together."""
+    """Bounds for noise that ends where the law that it looks like goes on: normals made of a few uniforms, normals cut off.
+
+    A release beyond the end of the noise tells the record for certain, and few releases are there; the noise of all numbers
+    together shows how rare a residual is beyond a threshold, and beyond that threshold less the record's shift.
+    """
 
     def examine_noise_tails(self) -> None:
         tried = neighbouring_pairs(self.mechanism.kind, self.stated.relation, self.tried)
         some = [one for one in tried if np.count_nonzero(one.axis) == 1 and is_quiet(one.absent, self.tried.nothing)]
-        if not some:
-            return
-        try:
-            self._examine_tails_of_pair(max(some, key=lambda one: len(one.axis)))
-        except InputRefused:
-            return
+        if some:
+            with suppress(InputRefused):
+                self._examine_tails_of_pair(max(some, key=lambda one: len(one.axis)))
 
     def _examine_tails_of_pair(self, pair: NeighbouringInputs) -> None:
         inputs = self.stated_calls(pair.present)
         count = self._affordable_count(inputs, TAIL_PILOT_SHARE, 2 * TAIL_PILOT_RELEASES) // 2
-        few = self._draw_both_sides(pair, max(count, 2))
+        few = self._draw_pair(pair, max(count, 2))
         first = tail_residuals(*few)
         if first is None or not (ends_early(first.pooled) or law_of_calls(*few) == "other"):
             return
@@ -512,19 +485,7 @@ class NoiseTailStage(ExaminationState):
         if count < TAIL_PILOT_RELEASES:
             self._note_skipped(TAIL_STAGE_NAME)
             return
-        trained, fresh = (tail_residuals(*self._draw_both_sides(pair, n)) for n in (count // 3, count - count // 3))
+        trained, fresh = (tail_residuals(*self._draw_pair(pair, n)) for n in (count // 3, count - count // 3))
         if trained is not None and fresh is not None:
-            self._add_fault(
-                TAIL_STAGE_NAME,
-                noise_end_epsilon(trained, fresh, **self._test_settings()),
-                "noise_law",
-                TAIL_STAGE_TEXT,
-                pair.says,
-            )
-
-    def _draw_both_sides(self, pair: NeighbouringInputs, count: int) -> TailSides:
-        one, other = (
-            draw_transcripts(self.mechanism, self.stated_calls(side), count, self.clock)
-            for side in (pair.present, pair.absent)
-        )
-        return one, other
+            found = noise_end_epsilon(trained, fresh, self._next_level())
+            self._add_fault(TAIL_STAGE_NAME, found, "noise_law", TAIL_STAGE_TEXT, pair.says)

@@ -59,11 +59,31 @@ class Transcripts:
         return Counter(self.codes).most_common(1)[0][0]
 
 
+Sides = tuple[Transcripts, Transcripts]  # of an input with the record, and of one without it
+
+
+@dataclass(frozen=True)
+class PairSample:
+    """Transcripts of two neighbouring inputs: some to learn from, fresh ones to judge.
+
+    axis: the direction (m,) in which the record moves, None where it is not known.
+    """
+
+    trained: Sides
+    fresh: Sides
+    axis: np.ndarray | None = None
+
+
 def join_transcripts(one: Transcripts, other: Transcripts) -> Transcripts | None:
     """Transcripts of the same input, drawn at two times; None where their usual numbers are of different sizes."""
     if one.rows.shape[1:] != other.rows.shape[1:]:
         return None
     return Transcripts(np.concatenate([one.rows, other.rows]), [*one.codes, *other.codes])
+
+
+def transcript_totals(block: Transcripts) -> np.ndarray:
+    """(n, m): the sum over a transcript's calls, sufficient for a shift under independent Gaussian noise."""
+    return block.rows.sum(1)
 
 
 def draw_transcripts(
@@ -93,6 +113,18 @@ def affordable_transcripts(block_cost: float, clock: CallBudget, share: float, w
 
 
 SHARES = 100
+
+
+@dataclass(frozen=True)
+class BoundLevel:
+    """What a lower bound on epsilon is asked for."""
+
+    delta: float
+    confidence: float
+
+    @property
+    def error(self) -> float:
+        return 1 - self.confidence
 
 
 class OutOfShares(OutOfTime):

@@ -18,7 +18,7 @@ from privdd.blackbox.mechanism import BlackBox
 from privdd.blackbox.plugin_target import make_plugin
 from privdd.blackbox.screening import screen_pairs
 from privdd.blackbox.target import guess_kind, load_target, make_target
-from privdd.blackbox.transcripts import CallBudget
+from privdd.blackbox.transcripts import BoundLevel, CallBudget
 from privdd.blackbox.verdict import KEEPS, Checked, SingleTestResult
 from privdd.check import main
 from privdd.core.validation import BadConfig
@@ -143,9 +143,9 @@ def test_declared_noise_is_tested() -> None:
 def test_constant_numbers_are_named_and_noised_ones_are_not() -> None:
     clock, rng = CallBudget(60, 10**6), np.random.default_rng(0)
     leaky = BlackBox(lambda: lambda update: [RNG.normal(size=2), float(np.linalg.norm(update[0]))], "update")
-    found = find_noiseless_number(leaky, InputShapes(), clock, rng, delta=1e-5, confidence=lambda: 0.999)
+    found = find_noiseless_number(leaky, InputShapes(), clock, rng, lambda: BoundLevel(1e-5, 0.999))
     assert found is not None and found.place == 2 and found.epsilon > 13
-    assert find_noiseless_number(gaussian(1.0), InputShapes(), clock, rng, delta=1e-5, confidence=lambda: 0.999) is None
+    assert find_noiseless_number(gaussian(1.0), InputShapes(), clock, rng, lambda: BoundLevel(1e-5, 0.999)) is None
 
 
 def test_the_search_prefers_the_pair_that_shifts() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from privdd.blackbox.distinguishers import MIN_VALUES, ReleaseMarks, bound_by_distinguishing
 from privdd.blackbox.screening import outcome_odds
-from privdd.blackbox.transcripts import Transcripts
+from privdd.blackbox.transcripts import BoundLevel, PairSample, Transcripts
 
 RNG = np.random.default_rng(3)
 EPSILON, DELTA = 1.0, 1e-5
@@ -35,7 +35,7 @@ def flagged(share: float, n: int) -> Transcripts:
 
 
 def seen(present: Transcripts, absent: Transcripts, more: tuple[Transcripts, Transcripts]) -> float:
-    return bound_by_distinguishing((present, absent), more, AXIS, delta=DELTA, confidence=0.999).epsilon
+    return bound_by_distinguishing(PairSample((present, absent), more, AXIS), BoundLevel(DELTA, 0.999)).epsilon
 
 
 OTHERS = [1, 1, 1, 2, 2, 2, 2, 3, 3, 3]

@@ -9,11 +9,11 @@ import pytest
 
 from attacks.epsilon import gaussian_epsilon
 from privdd.blackbox.distinguishers import NoiseMetric, bound_by_distinguishing, learn_statistics
-from privdd.blackbox.identification_games import direction_games, play_direction_game
+from privdd.blackbox.identification_games import GameSetting, direction_games, play_direction_game
 from privdd.blackbox.inputs import InputShapes
 from privdd.blackbox.mechanism import BlackBox
 from privdd.blackbox.noise_laws import bound_shift, noise_law
-from privdd.blackbox.transcripts import CallBudget, Transcripts
+from privdd.blackbox.transcripts import BoundLevel, CallBudget, PairSample, Transcripts
 
 RNG = np.random.default_rng(5)
 
@@ -31,7 +31,7 @@ def test_the_bound_of_a_shift_is_below_the_truth_and_near_it() -> None:
     gap, values = np.array([0.6, 0.0, 0.8]), []
     for _ in range(20):
         trained, fresh = gaussian_blocks(gap, 3000)
-        found = bound_shift(trained, fresh, gap, delta=1e-5, confidence=0.95)
+        found = bound_shift(PairSample(trained, fresh, gap), BoundLevel(1e-5, 0.95))
         assert found.law == "gaussian"
         values.append(found.epsilon)
     true = gaussian_epsilon(1.0, 1e-5)
@@ -40,7 +40,7 @@ def test_the_bound_of_a_shift_is_below_the_truth_and_near_it() -> None:
 
 def test_laplace_is_told_from_gaussian_and_costs_its_sum_of_shifts() -> None:
     draws = [[block(c * np.full(4, 0.5) + RNG.laplace(size=(4000, 4))) for c in (1, 0)] for _ in range(2)]
-    found = bound_shift((draws[0][0], draws[0][1]), (draws[1][0], draws[1][1]), None, delta=0.0, confidence=0.99)
+    found = bound_shift(PairSample((draws[0][0], draws[0][1]), (draws[1][0], draws[1][1]), None), BoundLevel(0.0, 0.99))
     assert found.law == "laplace" and 1.5 < found.epsilon < 2.0
     assert noise_law(RNG.standard_normal((4000, 3))) == "gaussian"
     assert noise_law(RNG.uniform(size=(4000, 3))) == "other"
@@ -49,10 +49,10 @@ def test_laplace_is_told_from_gaussian_and_costs_its_sum_of_shifts() -> None:
 def test_inputs_are_told_apart_by_shape_by_scale_and_not_by_chance() -> None:
     zero = np.zeros((600, 2))
     shapes = [(block(zero, "(2,)"), block(zero, "(3,)")) for _ in range(2)]
-    assert bound_by_distinguishing(*shapes, None, delta=1e-5, confidence=0.99).epsilon > 3.5
+    assert bound_by_distinguishing(PairSample(*shapes, None), BoundLevel(1e-5, 0.99)).epsilon > 3.5
     scales = [tuple(block(s * RNG.standard_normal((600, 30))) for s in (3, 1)) for _ in range(2)]
-    assert bound_by_distinguishing(*scales, None, delta=1e-5, confidence=0.99).epsilon > 3.5
-    wrong = [bound_by_distinguishing(*gaussian_blocks(np.zeros(3), 300), None, delta=0.0, confidence=0.9).epsilon > 0 for _ in range(60)]
+    assert bound_by_distinguishing(PairSample(*scales, None), BoundLevel(1e-5, 0.99)).epsilon > 3.5
+    wrong = [bound_by_distinguishing(PairSample(*gaussian_blocks(np.zeros(3), 300), None), BoundLevel(0.0, 0.9)).epsilon > 0 for _ in range(60)]
     assert np.mean(wrong) <= 0.15
 
 
@@ -60,7 +60,7 @@ def test_transcripts_of_another_size_than_those_that_were_learned_on_bound_nothi
     trained, _ = gaussian_blocks(np.array([5.0, 0.0, 0.0]), 400)
     _, other = gaussian_blocks(np.array([5.0, 0.0]), 400)
     for fresh in ((other[0], other[1]), (trained[0], other[1])):
-        assert bound_by_distinguishing(trained, fresh, np.array([1.0, 0.0, 0.0]), delta=1e-5, confidence=0.99).epsilon == 0
+        assert bound_by_distinguishing(PairSample(trained, fresh, np.array([1.0, 0.0, 0.0])), BoundLevel(1e-5, 0.99)).epsilon == 0
 
 
 def test_statistics_see_values_that_come_back_and_the_metric_sees_shared_noise() -> None:
@@ -81,8 +81,8 @@ def test_one_noise_for_all_numbers_is_read_through(shared: bool, least: float, m
         return flat + (rng.standard_normal() if shared else rng.standard_normal(len(flat)))
 
     game = next(direction_games("update", InputShapes()))
-    found = play_direction_game(BlackBox(lambda: mechanism, "update"), game, lambda data: [data], 800, CallBudget(60, 10**6), rng,
-                 asked=1.0, delta=1e-5, confidence=0.99)  # fmt: skip
+    setting = GameSetting(BlackBox(lambda: mechanism, "update"), CallBudget(60, 10**6), rng, 1.0, BoundLevel(1e-5, 0.99))
+    found = play_direction_game(setting, game, lambda data: [data], 800)
     assert least <= found.epsilon <= most
 
 

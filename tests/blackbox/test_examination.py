@@ -11,12 +11,13 @@ from privdd.blackbox import examination, stages, transcripts
 from privdd.blackbox.claim import CheckedClaim, gaussian_mu
 from privdd.blackbox.distinguishers import shift_directions
 from privdd.blackbox.examination import Examination, _best_by_size
+from privdd.blackbox.identification_games import GameSetting, direction_games
 from privdd.blackbox.input_search import accepted_inputs
 from privdd.blackbox.inputs import InputShapes, neighbouring_pairs
 from privdd.blackbox.mechanism import BlackBox
 from privdd.blackbox.screening import RankedPair, _best_pairs
 from privdd.blackbox.stages import ExaminationState, IdentificationStages
-from privdd.blackbox.transcripts import CallBudget, Transcripts
+from privdd.blackbox.transcripts import BoundLevel, CallBudget, Transcripts
 from privdd.blackbox.verdict import ExaminationResult, SingleTestResult, conclude_check
 
 RNG = np.random.default_rng(11)
@@ -58,7 +59,8 @@ def test_no_more_bounds_are_made_than_share_the_error_probability(monkeypatch: p
         made = getattr(module, name)
 
         def with_count(*args, **kwargs):
-            used.extend([kwargs["confidence"]] * bounds)
+            level = next(getattr(one, "level", one) for one in args if isinstance(one, BoundLevel | GameSetting))
+            used.extend([level.confidence] * bounds)
             return made(*args, **kwargs)
 
         monkeypatch.setattr(module, name, with_count)
@@ -81,7 +83,7 @@ def test_no_more_bounds_are_made_than_share_the_error_probability(monkeypatch: p
 def test_noise_that_stops_and_noise_of_uneven_size_are_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     called: list[str] = []
     for name in ("_examine_hidden_call", "_examine_series", "examine_uneven_noise"):
-        monkeypatch.setattr(Examination, name, lambda self, name=name: called.append(name))
+        monkeypatch.setattr(Examination, name, lambda self, game=None, name=name: called.append(name))
     for name in ("_search_neighbours", "_examine_conditions", "_search_worst_directions", "_search_larger_data", "_bound_pair"):
         monkeypatch.setattr(Examination, name, lambda *_: None)
     made = examined(clipped_sum, "records")
@@ -255,10 +257,11 @@ def test_no_call_is_judged_after_those_that_are_stated(series: int, made: bool) 
     said = CheckedClaim(**STATED, kind="records", calls=series)  # type: ignore[arg-type]
     examination = Examination(BlackBox(Fading, "records"), said, SMALL, CallBudget(60, 10**6), 0.99, lambda name: None)
     counted, examination.mechanism.make = [], lambda: counted.append(Fading()) or counted[-1]  # type: ignore[func-returns-value]
-    examination._examine_series()
+    game = next(direction_games("records", examination.tried))
+    examination._examine_series(game)
     assert bool(examination.result.looks) == made
     longest = max((round(np.log(one.std / 10) / np.log(0.9)) for one in counted), default=0)
     assert longest == {1: 300, 20: 0, 100: 100}[series]
     counted.clear()
-    examination._examine_hidden_call()
+    examination._examine_hidden_call(game)
     assert round(max(np.log(one.std / 10) / np.log(0.9) for one in counted)) == min(24, {1: 24}.get(series, series))

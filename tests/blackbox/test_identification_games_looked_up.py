@@ -7,9 +7,10 @@ import math
 import numpy as np
 import pytest
 
-from privdd.blackbox.identification_games import direction_games, play_lookup_game
+from privdd.blackbox.identification_games import GameSetting, direction_games, play_lookup_game
 from privdd.blackbox.inputs import InputShapes
 from privdd.blackbox.mechanism import BlackBox
+from privdd.blackbox.transcripts import BoundLevel, CallBudget
 
 GAME = next(direction_games("update", InputShapes(structures=(((5,),),))))
 NOISE = np.random.default_rng(3)
@@ -17,7 +18,7 @@ K = 500
 
 
 def named(f, rng: np.random.Generator):
-    return play_lookup_game(BlackBox(lambda: f, "update", fresh=False), GAME, lambda: K, rng, delta=0.0, confidence=0.99)
+    return play_lookup_game(GameSetting(BlackBox(lambda: f, "update", fresh=False), CallBudget(60, 10**6), rng, 0.0, BoundLevel(0.0, 0.99)), GAME, lambda: K)
 
 
 def seeded_by_the_data(update):

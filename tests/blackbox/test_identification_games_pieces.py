@@ -12,6 +12,7 @@ from privdd.blackbox.identification_games import (
     HIDDEN_CALLS,
     ROOM,
     RUNS,
+    GameSetting,
     bound_from_pieces,
     bound_hidden_call,
     bound_long_series,
@@ -21,7 +22,7 @@ from privdd.blackbox.identification_games import (
 )
 from privdd.blackbox.inputs import InputShapes
 from privdd.blackbox.mechanism import BlackBox
-from privdd.blackbox.transcripts import CallBudget
+from privdd.blackbox.transcripts import BoundLevel, CallBudget
 
 SMALL = InputShapes(structures=(((4, 3), (4,)),))
 
@@ -42,8 +43,8 @@ def test_releases_that_know_nothing_hit_no_more_often_than_is_said(m: int, piece
 
 def test_nothing_is_said_where_the_release_has_no_piece_as_long_as_the_record() -> None:
     s = spheres(50, 5, np.random.default_rng(1))
-    assert bound_from_pieces(s, s[:, :4], asked=1.0, delta=0.0, confidence=0.9) is None
-    assert bound_from_pieces(s, -3 * s, asked=1.0, delta=0.0, confidence=0.9) > 1.0
+    assert bound_from_pieces(s, s[:, :4], 1.0, BoundLevel(0.0, 0.9)) is None
+    assert bound_from_pieces(s, -3 * s, 1.0, BoundLevel(0.0, 0.9)) > 1.0
 
 
 def noisy(skipped: float, rng: np.random.Generator):
@@ -59,9 +60,15 @@ def noisy(skipped: float, rng: np.random.Generator):
 def test_noise_that_is_skipped_at_times_is_seen(skipped: float, found: bool) -> None:
     rng = np.random.default_rng(5)
     box = BlackBox(lambda: noisy(skipped, rng), "update", fresh=False)
-    told = play_direction_game(box, next(direction_games("update", SMALL)), lambda data: [data], 600, CallBudget(60, 10**6), rng,
-                asked=4.0, delta=1e-5, confidence=0.999)  # fmt: skip
+    told = play_direction_game(setting(box, rng), next(direction_games("update", SMALL)), lambda data: [data], 600)
     assert (told.pieces > 4.0) == found
+
+
+LEVEL = BoundLevel(1e-5, 0.999)
+
+
+def setting(box: BlackBox, rng: np.random.Generator, level: BoundLevel = LEVEL) -> GameSetting:
+    return GameSetting(box, CallBudget(60, 10**6), rng, 4.0, level)
 
 
 class Cached:
@@ -83,8 +90,8 @@ class Cached:
 @pytest.mark.parametrize(("again", "found"), [({}, False), ({17: 1.0}, True), ({9: -1.0}, True), ({20: 0.0}, True)])
 def test_one_call_among_many_shows_noise_that_comes_back_or_is_missing(again: dict[int, float], found: bool) -> None:
     kind = type("Kind", (Cached,), {"again": again})
-    bound = bound_hidden_call(BlackBox(kind, "update"), next(direction_games("update", SMALL)), 5 * HIDDEN_CALLS, CallBudget(60, 10**6),
-                        np.random.default_rng(6), asked=4.0, delta=1e-5, confidence=0.999)  # fmt: skip
+    game = next(direction_games("update", SMALL))
+    bound = bound_hidden_call(setting(BlackBox(kind, "update"), np.random.default_rng(6)), game, 5 * HIDDEN_CALLS)
     assert (bound > 4.0) == found
 
 
@@ -107,8 +114,8 @@ class Late:
 @pytest.mark.parametrize(("first", "every", "found"), [(0, 0, False), (100, 0, True), (0, 300, True), (200, 0, False)])
 def test_noise_that_stops_after_a_while_is_seen_in_a_long_run(first: int, every: int, found: bool) -> None:
     kind = type("Kind", (Late,), {"first": first, "every": every, "seeds": count()})
-    bound = bound_long_series(BlackBox(kind, "update"), next(direction_games("update", SMALL)), 150, CallBudget(60, 10**6),
-                     np.random.default_rng(7), asked=4.0, delta=1e-5, confidence=0.999)  # fmt: skip
+    game = next(direction_games("update", SMALL))
+    bound = bound_long_series(setting(BlackBox(kind, "update"), np.random.default_rng(7)), game, 150)
     assert (bound > 4.0) == found
 
 
@@ -116,8 +123,8 @@ def test_a_long_run_says_no_more_than_its_share_of_each_call() -> None:
     """Every run meets a hit: epsilon of one call is at least ln(share / calls) more than the chance of a hit."""
     plain = type("Plain", (Late,), {"every": 1, "seeds": count()})
     game = next(direction_games("update", SMALL))
-    asked = {"asked": 4.0, "confidence": 0.99}
-    bound = bound_long_series(BlackBox(plain, "update"), game, 50, CallBudget(60, 10**6), np.random.default_rng(8), delta=1e-5, **asked)
+    rng = np.random.default_rng(8)
+    bound = bound_long_series(setting(BlackBox(plain, "update"), rng, BoundLevel(1e-5, 0.99)), game, 50)
     share = 0.01 ** (1 / RUNS) / 50
     assert bound == pytest.approx(math.log(share - 1e-5) + 4.0 + ROOM)
-    assert bound_long_series(BlackBox(plain, "update"), game, 50, CallBudget(60, 10**6), np.random.default_rng(8), delta=share, **asked) == 0.0
+    assert bound_long_series(setting(BlackBox(plain, "update"), rng, BoundLevel(share, 0.99)), game, 50) == 0.0

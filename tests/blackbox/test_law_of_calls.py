@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from privdd.blackbox.noise_laws import bound_shift, law_of_calls, tail_epsilon
-from privdd.blackbox.transcripts import Transcripts
+from privdd.blackbox.transcripts import BoundLevel, PairSample, Transcripts
 
 Sides = tuple[Transcripts, Transcripts]
 CALLS = 20
@@ -28,9 +28,9 @@ def test_a_sum_of_calls_is_normal_only_where_each_call_is(law: str, found: str) 
     asked = {"delta": 0.0, "confidence": 0.9999}
     assert law_of_calls(*fresh) == found and law_of_calls(fresh[1]) == found
     assert law_of_calls(Transcripts(fresh[1].rows.sum(1, keepdims=True), fresh[1].codes)) == "gaussian"
-    moved = bound_shift(trained, fresh, np.ones(1), **asked)
+    moved = bound_shift(PairSample(trained, fresh, np.ones(1)), BoundLevel(**asked))
     assert (moved.law, moved.epsilon > 0) == (found, found == "gaussian")
-    assert (tail_epsilon(trained, fresh, np.ones(1), **asked) > 0) == (found == "gaussian")
+    assert (tail_epsilon(PairSample(trained, fresh, np.ones(1)), BoundLevel(**asked)) > 0) == (found == "gaussian")
 
 
 def _one_number(noise: Callable[[int], np.ndarray], gap: float, n: int) -> tuple[Sides, Sides]:
@@ -45,7 +45,7 @@ def test_logistic_noise_is_not_taken_for_normal_where_transcripts_are_few() -> N
     for n in (200, 500, 1000):
         for _ in range(20):
             trained, fresh = _one_number(lambda k: rng.logistic(0.0, 1.0, k), 1.0, n)
-            assert bound_shift(trained, fresh, np.ones(1), delta=0.0, confidence=0.9999).epsilon <= 1.05
+            assert bound_shift(PairSample(trained, fresh, np.ones(1)), BoundLevel(0.0, 0.9999)).epsilon <= 1.05
 
 
 @pytest.mark.parametrize(("others", "noise"), [(30, 0.0), (16, 1.0), (100, 1.0)])
@@ -59,14 +59,14 @@ def test_logistic_noise_is_not_taken_for_that_of_the_numbers_beside_it(others: i
     for n in (200, 500):
         for _ in range(10):
             trained, fresh = [(block(n, 1.0), block(n, 0.0)) for _ in range(2)]
-            assert bound_shift(trained, fresh, np.eye(others + 1)[0], delta=1e-6, confidence=0.9999).epsilon <= 4.0
+            assert bound_shift(PairSample(trained, fresh, np.eye(others + 1)[0]), BoundLevel(1e-6, 0.9999)).epsilon <= 4.0
 
 
 def test_a_normal_number_beside_many_is_believed_from_its_own_numbers_on() -> None:
     rng = np.random.default_rng(5)
     for n, law in ((200, "other"), (1000, "gaussian")):
         made = [[Transcripts((rng.normal(size=(n, 40)) + at * np.eye(40)[0])[:, None], ["f"] * n) for at in (1.0, 0.0)] for _ in range(2)]
-        assert bound_shift((made[0][0], made[0][1]), (made[1][0], made[1][1]), None, delta=1e-6, confidence=0.9999).law == law
+        assert bound_shift(PairSample((made[0][0], made[0][1]), (made[1][0], made[1][1]), None), BoundLevel(1e-6, 0.9999)).law == law
 
 
 def test_a_number_whose_skew_the_record_turns_round_is_not_laplace_like_those_beside_it() -> None:
@@ -81,5 +81,5 @@ def test_a_number_whose_skew_the_record_turns_round_is_not_laplace_like_those_be
 
     trained, fresh = [(answers(1.0), answers(-1.0)) for _ in range(2)]
     assert law_of_calls(*fresh) == "laplace"
-    moved = bound_shift(trained, fresh, np.eye(16)[0], delta=0.0, confidence=0.9999)
+    moved = bound_shift(PairSample(trained, fresh, np.eye(16)[0]), BoundLevel(0.0, 0.9999))
     assert (moved.law, moved.epsilon) == ("other", 0.0)

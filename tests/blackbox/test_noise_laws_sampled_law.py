@@ -7,7 +7,7 @@ import pytest
 from scipy.special import log_ndtr, ndtr
 
 from privdd.blackbox.noise_laws import epsilon_from_moments, sampled_epsilon, two_point_epsilon, two_point_law
-from privdd.blackbox.transcripts import Transcripts
+from privdd.blackbox.transcripts import BoundLevel, PairSample, Transcripts
 from tests.conformance.parts import DELTA, poisson_epsilon, sigma
 
 AXIS = np.array([1.0, 0.0])
@@ -56,18 +56,18 @@ def _blocks(q: float, z: float, n: int, rng: np.random.Generator, noise: str = "
 def test_twice_the_rate_is_seen_and_the_stated_one_is_not_accused() -> None:
     rng = np.random.default_rng(1)
     z, error = 1.26, 1e-2  # epsilon 1 at a rate of a tenth
-    asked = {"axis": AXIS, "delta": DELTA, "confidence": 1 - error}
-    found = [sampled_epsilon(_blocks(0.2, z, 20_000, rng), _blocks(0.2, z, 150_000, rng), **asked) for _ in range(3)]
+    level = BoundLevel(DELTA, 1 - error)
+    found = [sampled_epsilon(PairSample(_blocks(0.2, z, 20_000, rng), _blocks(0.2, z, 150_000, rng), AXIS), level) for _ in range(3)]
     assert min(found) > 1.05 and max(found) < poisson_epsilon(0.2, z)
     true = poisson_epsilon(0.1, z)
-    found = [sampled_epsilon(_blocks(0.1, z, 5000, rng), _blocks(0.1, z, 20_000, rng), **asked) for _ in range(60)]
+    found = [sampled_epsilon(PairSample(_blocks(0.1, z, 5000, rng), _blocks(0.1, z, 20_000, rng), AXIS), level) for _ in range(60)]
     assert sum(value > true for value in found) <= 3  # 0.6 are expected at most
 
 
 def test_other_noise_gives_nothing() -> None:
     rng = np.random.default_rng(2)
-    asked = {"axis": AXIS, "delta": DELTA, "confidence": 0.99}
-    assert sampled_epsilon(_blocks(0.2, 1.0, 5000, rng, "laplace"), _blocks(0.2, 1.0, 20_000, rng, "laplace"), **asked) == 0.0
+    level = BoundLevel(DELTA, 0.99)
+    assert sampled_epsilon(PairSample(_blocks(0.2, 1.0, 5000, rng, "laplace"), _blocks(0.2, 1.0, 20_000, rng, "laplace"), AXIS), level) == 0.0
 
 
 def test_a_fall_of_the_mean_gives_nothing() -> None:

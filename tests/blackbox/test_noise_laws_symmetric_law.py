@@ -13,7 +13,7 @@ from privdd.blackbox.inputs import InputShapes
 from privdd.blackbox.mechanism import BlackBox
 from privdd.blackbox.noise_laws import NoiseFrame, _event_chance, fit_noise_frame, is_spherical, symmetric_epsilon
 from privdd.blackbox.stages import NAME, UnevenNoiseStage
-from privdd.blackbox.transcripts import CallBudget, Transcripts
+from privdd.blackbox.transcripts import BoundLevel, CallBudget, Transcripts
 from tests.conformance.parts import DELTA, sigma
 
 D = 64
@@ -50,7 +50,7 @@ def _found(noise: Noise, n: int, seed: int, delta: float, record: np.ndarray = R
     trained, fresh = ((side(count, 1.0), side(count, 0.0)) for count in (n, 2 * n))
     seen = fit_noise_frame(*trained, record)
     assert seen is not None and seen.split_releases(trained[1]).is_uneven
-    return symmetric_epsilon(seen, trained, fresh, delta=delta, confidence=0.9999)
+    return symmetric_epsilon(seen, trained, fresh, BoundLevel(delta, 0.9999))
 
 
 def test_shares_of_noise_that_went_missing_are_found() -> None:

@@ -9,7 +9,7 @@ from scipy.stats import norm
 
 from privdd.blackbox.inputs import InputShapes, neighbouring_pairs
 from privdd.blackbox.noise_laws import is_quiet, tail_epsilon
-from privdd.blackbox.transcripts import Transcripts
+from privdd.blackbox.transcripts import BoundLevel, PairSample, Transcripts
 
 DELTA, CONFIDENCE = 1e-5, 0.95
 
@@ -37,7 +37,7 @@ def truth(q: float, shift: float) -> float:
 @pytest.mark.parametrize(("q", "shift", "least"), [(0.1, 4.0, np.log(4000)), (0.2, 1.0, 0.0), (0.02, 5.0, np.log(4000))])
 def test_the_bound_is_below_the_truth_and_above_what_counting_can_say(q: float, shift: float, least: float) -> None:
     rng = np.random.default_rng(8)
-    found = [tail_epsilon(*sides(q, shift, 4000, rng), None, delta=DELTA, confidence=CONFIDENCE) for _ in range(16)]
+    found = [tail_epsilon(PairSample(*sides(q, shift, 4000, rng), None), BoundLevel(DELTA, CONFIDENCE)) for _ in range(16)]
     true = truth(q, shift)
     assert np.mean(np.array(found) > true) <= 0.13 and np.median(found) >= least
     if q * shift == 0.4:
@@ -47,8 +47,8 @@ def test_the_bound_is_below_the_truth_and_above_what_counting_can_say(q: float, 
 def test_nothing_is_said_of_noise_of_another_law_or_of_none() -> None:
     rng = np.random.default_rng(9)
     for noise in (rng.laplace, lambda size: rng.standard_t(5, size), lambda size: np.zeros(size)):
-        assert tail_epsilon(*sides(0.1, 4.0, 6000, rng, noise), None, delta=DELTA, confidence=CONFIDENCE) == 0
-    nulls = [tail_epsilon(*sides(0.0, 4.0, 2000, rng), None, delta=DELTA, confidence=CONFIDENCE) > 0 for _ in range(30)]
+        assert tail_epsilon(PairSample(*sides(0.1, 4.0, 6000, rng, noise), None), BoundLevel(DELTA, CONFIDENCE)) == 0
+    nulls = [tail_epsilon(PairSample(*sides(0.0, 4.0, 2000, rng), None), BoundLevel(DELTA, CONFIDENCE)) > 0 for _ in range(30)]
     assert np.mean(nulls) <= 0.13
 
 

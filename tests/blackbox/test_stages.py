@@ -11,7 +11,7 @@ from scipy import stats
 
 from privdd.blackbox.claim import gaussian_mu
 from privdd.blackbox.stages import TailResiduals, ends_early, noise_end_epsilon, tail_residuals
-from privdd.blackbox.transcripts import Transcripts
+from privdd.blackbox.transcripts import BoundLevel, Transcripts
 
 DELTA, NUMBERS = 1e-5, 20
 MU = gaussian_mu(2.0, DELTA)
@@ -33,7 +33,7 @@ def seen(noise: Noise, n: int, shift: float = MU, end: float = math.inf, moved: 
 
 def epsilon(noise: Noise, n: int = 25_000, **more: float) -> float:
     trained, fresh = seen(noise, n // 2, **more), seen(noise, n, **more)  # type: ignore[arg-type]
-    return noise_end_epsilon(trained, fresh, delta=DELTA, confidence=0.9998) if trained and fresh else 0.0
+    return noise_end_epsilon(trained, fresh, BoundLevel(DELTA, 0.9998)) if trained and fresh else 0.0
 
 
 def test_a_sum_of_four_uniforms_costs_more_than_the_normal_law_that_it_is_taken_for() -> None:
