@@ -16,13 +16,12 @@ from typing import Any
 import dp_accounting as dpa
 from dp_accounting.pld import privacy_loss_distribution as pld
 
-from attacks.types import Adversary, Family, Finding
+from attacks.types import Finding
 from privdd.auditing.coverage import covered_diagnostics, untested_diagnostics
 from privdd.auditing.dp_tests.noise_and_sampling_test import release_counts
 from privdd.auditing.dp_tests.statement import GuaranteeSubject
 from privdd.federated.channel import POST_PROCESSING
 from privdd.federated.noise_log import NoiseLog, RoundLog
-from privdd.privacy.accounting import epsilon
 from privdd.privacy.ledger import SERVER, Release
 
 ROUNDING_SHARE = 0.01  # share of epsilon, about, that rounding down may cost: half a step of the grid in each release
@@ -122,40 +121,19 @@ def ledger_findings(subject: GuaranteeSubject, record: NoiseLog) -> Iterator[Fin
     for name in dict.fromkeys(name for name, _ in wrong):
         says = [text for of, text in wrong if of == name]
         note = f"{says[0]}{f' (and {len(says) - 1} more)' if len(says) > 1 else ''}"
-        yield _ledger_finding(
-            subject,
-            name,
-            len(says),
-            note,
-            {"refuted": True, **covered_diagnostics(LEDGER_TEST, _logged_rounds(noted, name))},
-        )
+        more = {"refuted": True, **covered_diagnostics(LEDGER_TEST, _logged_rounds(noted, name))}
+        yield subject.run_finding(LEDGER_TEST, name, len(says), note, more)
     for name in [n for n in subject.plan.mechanisms if subject.has_finite_epsilon(n) and n not in dict(wrong)]:
-        seen, gone = (
-            _logged_rounds(noted, name),
-            sorted(release_counts(subject, name).keys() - _logged_rounds(noted, name)),
-        )
-        if gone:
+        seen = _logged_rounds(noted, name)
+        note, more = "the ledger counts every release, as it was made", covered_diagnostics(LEDGER_TEST, seen)
+        if gone := sorted(release_counts(subject, name).keys() - seen):
             why = f"no release of {len(gone)} round(s) was noted while the run trained (first: round {gone[0]})"
-            yield _ledger_finding(
-                subject, name, len(seen), f"the ledger was not looked at: {why}", untested_diagnostics(LEDGER_TEST, why)
-            )
-        else:
-            yield _ledger_finding(
-                subject,
-                name,
-                len(seen),
-                "the ledger counts every release, as it was made",
-                covered_diagnostics(LEDGER_TEST, seen),
-            )
+            note, more = f"the ledger was not looked at: {why}", untested_diagnostics(LEDGER_TEST, why)
+        yield subject.run_finding(LEDGER_TEST, name, len(seen), note, more)
 
 
 def _logged_rounds(noted: Set[tuple[int, str]], name: str) -> set[int]:
     return {round for round, of in noted if of == name}
-
-
-def _ledger_finding(subject: GuaranteeSubject, name: str, count: int, note: str, more: dict[str, object]) -> Finding:
-    measures = {"signal": name, "n": count, "note": note, "diagnostics": {"unit": subject.ledger.unit, **more}}
-    return Finding(subject.surface_of(name), LEDGER_TEST, Family.GUARANTEE, Adversary.ANALYST, measures)
 
 
 def _find_errors(subject: GuaranteeSubject, record: NoiseLog) -> Iterator[tuple[str, str]]:
@@ -196,10 +174,8 @@ def _find_understated_epsilon(subject: GuaranteeSubject, record: NoiseLog) -> It
             known[key] = least = known[key] if key in known else _least_epsilon(counts, subject)
             if least > stated * (1 + 1e-6) + 1e-9:
                 of = f"{cell or 'all records'}{f' behind {surface}' if surface else ''}"
-                yield (
-                    made[0][0],
-                    f"the releases of {of} compose to epsilon {least:.4g}, and the ledger states {stated:.4g}",
-                )
+                says = f"the releases of {of} compose to epsilon {least:.4g}, and the ledger states {stated:.4g}"
+                yield made[0][0], says
                 return
 
 
@@ -217,8 +193,7 @@ def _least_epsilon(counts: Counter[dpa.DpEvent], subject: GuaranteeSubject) -> f
     """What these releases cost for certain, by the ledger's accountant and by one that shares nothing with it."""
     relation = subject.plan.relation
     event = dpa.ComposedDpEvent([dpa.SelfComposedDpEvent(one, count) for one, count in counts.items()])
-    own = epsilon(event, subject.delta, relation=relation)  # type: ignore[arg-type]
-    return max(own, epsilon_lower_bound(counts.items(), subject.delta, relation))
+    return max(subject.accounted_epsilon(event), epsilon_lower_bound(counts.items(), subject.delta, relation))
 
 
 def _released_events(watch: RoundLog) -> dict[tuple[str, str | None], Counter[dpa.DpEvent]]:
@@ -247,13 +222,8 @@ def _find_wrong_rates(watch: RoundLog) -> Iterator[tuple[str, str]]:
             continue
         rate = tossed.get(release.name)
         if rate is not None and event.sampling_probability < rate * (1 - 1e-9):
-            yield (
-                release.name,
-                (
-                    f"round {watch.round}, client {watch.client}: {release.name!r} is accounted at a sampling "
-                    f"probability of {event.sampling_probability:.3g}, and coins were tossed at {rate:.3g}"
-                ),
-            )
+            where = f"round {watch.round}, client {watch.client}: {release.name!r} is accounted at a sampling probability of"
+            yield release.name, f"{where} {event.sampling_probability:.3g}, and coins were tossed at {rate:.3g}"
 
 
 def _find_small_noise(rows: list[Release]) -> Iterator[tuple[str, str]]:
@@ -264,10 +234,8 @@ def _find_small_noise(rows: list[Release]) -> Iterator[tuple[str, str]]:
             needed = event.noise_multiplier * row.sensitivity
             if row.noise_std < needed * (1 - 1e-6):
                 says = f"a multiplier of {event.noise_multiplier:.4g} and a sensitivity of {row.sensitivity:.4g}"
-                yield (
-                    row.name,
-                    f"round {row.round}, client {row.client}: noise of {row.noise_std:.4g} is stated, and {says}",
-                )
+                where = f"round {row.round}, client {row.client}"
+                yield row.name, f"{where}: noise of {row.noise_std:.4g} is stated, and {says}"
                 return
 
 
@@ -280,10 +248,5 @@ def _find_missing_roots(rows: list[Release]) -> Iterator[tuple[str, str]]:
     for row in rows:
         missing = inner.get((row.round, row.client), set()) - set(row.post_of)
         if row.why == POST_PROCESSING and missing:
-            yield (
-                row.name,
-                (
-                    f"round {row.round}, client {row.client}: {row.name!r} was computed from {len(missing)} release(s) "
-                    "that its row does not point to"
-                ),
-            )
+            where = f"round {row.round}, client {row.client}: {row.name!r} was computed from {len(missing)} release(s)"
+            yield row.name, f"{where} that its row does not point to"

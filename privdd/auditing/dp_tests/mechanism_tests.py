@@ -13,7 +13,7 @@ from torch import Tensor
 
 from attacks.canaries import Canaries, join_canaries
 from attacks.certificates import gaussian_log_ratio
-from attacks.types import Adversary, Finding
+from attacks.types import Finding
 from privdd.auditing.dp_tests.instrumentation import (
     MemoryHistory,
     RecordedRelease,
@@ -45,20 +45,19 @@ from privdd.auditing.dp_tests.likelihood_ratio_test import (
 )
 from privdd.auditing.dp_tests.sensitivity_test import (
     UNBOUNDED,
+    ExaminedRound,
     SensitivityTally,
     change_of_others,
     measure_sensitivity,
     pair_with_guest,
     pair_without_record,
-    run_forced_round,
 )
-from privdd.auditing.dp_tests.statement import GuaranteeSubject, Statement, curve_finding
+from privdd.auditing.dp_tests.statement import GuaranteeSubject
 from privdd.core.rng import Keys
 from privdd.core.types import Artifact, Records, Shard, State, Tensors
 from privdd.federated.channel import OutputLog
 from privdd.federated.settings import GuaranteeBudget
 from privdd.federated.simulation import Plan, Snapshot
-from privdd.privacy.accounting import epsilon
 from privdd.privacy.claims import DELTA, Claim, smallest_claim
 from privdd.privacy.mechanism import Mechanism, Output
 from privdd.privacy.mechanisms import AggregateClip, FeatureNoise
@@ -73,7 +72,12 @@ def query_findings(subject: GuaranteeSubject, names: Sequence[str]) -> Iterator[
     guests, base = craft_guests(subject), draw_own_records(subject.shard, subject.keys, spare_label(subject.shard))
     history = subject.memory_history(base) if looks else None
     chosen, last = sorted({t for look in looks.values() for t in look.chosen}), {look.last for look in looks.values()}
-    tallies = {t: _measure_round(subject, subject.snapshots[t], base, guests, history, t not in last) for t in chosen}
+    labels = sorted({*guests.y.tolist(), *base.y.tolist()})
+    tallies = {}
+    for t in chosen:
+        keys = subject.keys.fold("t1", t)
+        examined = ExaminedRound(subject.plan, subject.snapshots[t], subject.shard, keys, history)
+        tallies[t] = measure_sensitivity(examined, base, guests, labels, brief=t not in last)
     for name, look in looks.items():
         seen = {t: of[name] for t, of in tallies.items() if name in of and of[name].changes}
         if seen:
@@ -86,18 +90,6 @@ def craft_guests(subject: GuaranteeSubject) -> Canaries:
     return join_canaries(
         unusual_records(subject.shard, label, subject.keys), lone_class_record(subject.shard, subject.keys)
     )
-
-
-def _measure_round(
-    subject: GuaranteeSubject,
-    snapshot: Snapshot,
-    base: Records,
-    guests: Canaries,
-    history: MemoryHistory | None,
-    brief: bool,
-) -> dict[str, SensitivityTally]:
-    labels, keys = sorted({*guests.y.tolist(), *base.y.tolist()}), subject.keys.fold("t1", snapshot.round)
-    return measure_sensitivity(subject.plan, snapshot, subject.shard, base, guests, keys, labels, history, brief)
 
 
 def _ratio_runs(
@@ -119,16 +111,14 @@ def _findings_of_query(
     mechanism, relation = subject.plan.mechanisms[name], subject.plan.relation
     snapshot, tally = subject.snapshots[max(tallies)], tallies[max(tallies)]
     calls = max(tally.calls.values())
-    stated = epsilon(sampled_event(mechanism, calls), subject.delta, relation=relation)  # type: ignore[arg-type]
+    event = sampled_event(mechanism, calls)
     where = f"round {snapshot.round}, {calls} release(s) of {name!r}"
-    statement = Statement(subject, subject.surface_of(name), stated, f"accounted for {where}", name)
+    statement = subject.statement(name, subject.accounted_epsilon(event), f"accounted for {where}")
     kappa, at = max((of.worst_guest(relation)[0], t) for t, of in tallies.items())
     worst = tallies[at].worst_guest(relation)[1]
     found_in = f"; worst, in round {at}, is {tallies[at].name_guest(guests, worst)}{tallies[at].describe_faults()}"
     searched = f"{looked_at}, {calls} release(s) of {name!r} in each, {len(guests)} crafted records{found_in}"
-    yield statement.sensitivity_finding(
-        kappa, 2.0 if relation == "replace" else 1.0, len(guests), searched, sorted(tallies)
-    )
+    yield statement.sensitivity_finding(kappa, len(guests), searched, sorted(tallies))
     worst = tally.worst_guest(relation)[1]
     stage = QuerySetup(subject.plan_with_few_images(), snapshot, subject.shard, name, guests.x[worst])
     keys, budget = subject.keys.fold("runs", name), subject.budget
@@ -138,9 +128,7 @@ def _findings_of_query(
         final, what = None, tally.name_guest(guests, tally.keeps)
         found = runs_on_transcript(mechanism, tally.kept, budget.slow_runs, keys)
     note = f"{where} of a client that holds {what}, or nothing"
-    yield from statement.likelihood_ratio_findings(found, note, final=final)
-    event = sampled_event(mechanism, calls)
-    yield curve_finding(statement, found.ratios[: found.run_count], found.ratios[found.run_count :], event, note)
+    yield from statement.likelihood_ratio_findings(found, note, final=final, event=event)
 
 
 @dataclass
@@ -176,14 +164,12 @@ def client_query_findings(subject: GuaranteeSubject) -> Iterator[Finding]:
         if not seen:
             continue
         at = max(seen, key=lambda t: seen[t].most[name])
-        mechanism, calls, relation = subject.plan.mechanisms[name], seen[at].seen[name], subject.plan.relation
-        event = dpa.SelfComposedDpEvent(mechanism.event, calls)
-        stated = epsilon(event, subject.delta, relation=relation)  # type: ignore[arg-type]
-        source = f"accounted for {calls} release(s) of {name!r}"
-        statement = Statement(subject, subject.surface_of(name), stated, source, name, "client")
+        calls = seen[at].seen[name]
+        stated = subject.accounted_epsilon(sampled_event(subject.plan.mechanisms[name], calls))
+        statement = subject.statement(name, stated, f"accounted for {calls} release(s) of {name!r}", "client")
         with_all = f"with all {len(subject.shard.train)} records or none; most in round {at}"
         note = f"{look.describe_rounds(sorted(seen))}, {calls} release(s) of {name!r} in each, {with_all}"
-        yield statement.sensitivity_finding(seen[at].most[name], 1.0, 1, note, sorted(seen))
+        yield statement.sensitivity_finding(seen[at].most[name], 1, note, sorted(seen), 1.0)
 
 
 def _measure_largest_change(subject: GuaranteeSubject, round: int) -> _LargestChange:
@@ -209,27 +195,26 @@ def client_update_findings(subject: GuaranteeSubject, name: str) -> Iterator[Fin
     mechanism, relation = subject.plan.mechanisms[name], subject.plan.relation
     calls = sum(row.count for row in rows)
     event = rows[0].event
-    stated = epsilon(dpa.SelfComposedDpEvent(event, calls), subject.delta, relation=relation)  # type: ignore[arg-type]
-    statement = Statement(subject, subject.surface_of(name), stated, f"accounted for {calls} update(s)", name, "client")
+    whole = dpa.SelfComposedDpEvent(event, calls)
+    source = f"accounted for {calls} update(s)"
+    statement = subject.statement(name, subject.accounted_epsilon(whole), source, "client")
     at = {t: trained_updates(subject, subject.snapshots[t], name) for t in looks.chosen}
     crafted = crafted_updates(at[looks.chosen[-1]])
     earlier = [(f"{says} in round {t}", update) for t in looks.chosen[:-1] for says, update in at[t].items()]
     crafted = {**dict(earlier), **crafted}
     if not isinstance(event, dpa.GaussianDpEvent) or not value_before_noise(mechanism, next(iter(crafted.values()))):
         why = f"{type(mechanism).__name__} was not tested: that needs Gaussian noise and the value before it (exact)"
-        yield statement.guarantee_finding("t1_sensitivity", Adversary.ANALYST, n=0, note=why)
+        yield statement.untested_sensitivity(why)
         return
     tally = compare_updates(subject, subject.snapshots[looks.chosen[-1]], name, crafted)
     if tally.leak:
         note = f"{looks.describe_rounds(looks.chosen)}{tally.describe_faults()}"
-        yield statement.sensitivity_finding(HUGE_UPDATE, 1.0, len(crafted), note, looks.chosen)
+        yield statement.sensitivity_finding(HUGE_UPDATE, len(crafted), note, looks.chosen, 1.0)
         return
     kappa, worst = tally.worst_guest(relation)
     what = list(crafted)[worst]
     searched = f"{looks.describe_rounds(looks.chosen)}, {len(crafted)} crafted updates; worst is {what!r}{tally.describe_faults()}"
-    yield statement.sensitivity_finding(
-        kappa, 2.0 if relation == "replace" else 1.0, len(crafted), searched, looks.chosen
-    )
+    yield statement.sensitivity_finding(kappa, len(crafted), searched, looks.chosen)
     if not bool(torch.isfinite(flatten_tensors(value_before_noise(mechanism, crafted[what]))).all()):
         return  # an infinite value has no likelihood ratio, and kappa has already shown the fault
     size = sum(t.numel() for t in crafted[what].values())
@@ -238,9 +223,7 @@ def client_update_findings(subject: GuaranteeSubject, name: str) -> Iterator[Fin
     pair = crafted[what], {n: -t if opposite else torch.zeros_like(t) for n, t in crafted[what].items()}
     runs = runs_of_updates(mechanism, *pair, calls, count, subject.keys.fold("runs", name))
     note = f"{calls} noised update(s): {what!r} each time, or {'its opposite' if opposite else 'zero'}"
-    yield from statement.likelihood_ratio_findings(runs, note, final=None)
-    whole = dpa.SelfComposedDpEvent(event, calls)
-    yield curve_finding(statement, runs.ratios[: runs.run_count], runs.ratios[runs.run_count :], whole, note)
+    yield from statement.likelihood_ratio_findings(runs, note, event=whole)
 
 
 def trained_updates(subject: GuaranteeSubject, snapshot: Snapshot, name: str) -> dict[str, Tensors]:
@@ -300,9 +283,8 @@ def compare_updates(
     tally.changes = dict(enumerate(changes.norm(dim=1).tolist()))
     tally.pairs = float(torch.cdist(changes, changes).max())
     for output in outputs:
-        gap = (flatten_tensors(output.value) - flatten_tensors(output.exact or {})).double() / output.noise_std
-        tally.residual += float(gap.square().sum())
-        tally.numbers += gap.numel()
+        gap = (flatten_tensors(output.value) - flatten_tensors(output.exact or {})).double()
+        tally.add_noise(gap / output.noise_std)
     return tally
 
 
@@ -350,16 +332,14 @@ def feature_findings(subject: GuaranteeSubject, name: str) -> Iterator[Finding]:
     outputs = by_round[looks.chosen[-1]]
     if any(inside.clip_norm is None for inside, _ in by_round.values()):
         return
-    source = (
-        "accounted"
-        if subject.has_finite_epsilon(name)
-        else "accounted for the noise alone, with the generator held fixed"
-    )
-    statement = Statement(subject, subject.surface_of(name), _stated_epsilon(subject, outputs[0]), source, name)
+    bounded = subject.has_finite_epsilon(name)
+    source = "accounted" if bounded else "accounted for the noise alone, with the generator held fixed"
+    # of the noise alone: what the generator learnt from the records is not in it
+    statement = subject.statement(name, subject.accounted_epsilon(outputs[0].event), source)
     for t, (inside, outside) in by_round.items():
         if len(_rows_before_noise(inside)) != len(_rows_before_noise(outside)):
             note = f"round {t}: the size of {name!r} tells how many records there are"
-            yield statement.sensitivity_finding(UNBOUNDED, 1.0, len(guests), note, looks.chosen)
+            yield statement.sensitivity_finding(UNBOUNDED, len(guests), note, looks.chosen, 1.0)
             return
     relation = subject.plan.relation
     tallies = {t: _compare_rows(mechanism, *both, len(guests)) for t, both in by_round.items()}
@@ -368,27 +348,18 @@ def feature_findings(subject: GuaranteeSubject, name: str) -> Iterator[Finding]:
     where = f"{looks.describe_rounds(looks.chosen)}, {mechanism.copies} copy or copies of each record"
     found_in = f"; worst, in round {at}, is {guests.names[worst]!r}{tallies[at].describe_faults()}"
     searched = f"{where}, {len(guests)} crafted records{found_in}"
-    yield statement.sensitivity_finding(
-        kappa, 2.0 if relation == "replace" else 1.0, len(guests), searched, looks.chosen
-    )
+    yield statement.sensitivity_finding(kappa, len(guests), searched, looks.chosen)
     worst = tallies[looks.chosen[-1]].worst_guest(relation)[1]
     row = _rows_before_noise(outputs[0])[len(_rows_before_noise(outputs[0])) - len(guests) + worst]
     noise = SeededNoise(subject.keys.fold("runs", name).torch())
     runs = runs_of_features(mechanism, row, subject.budget.runs, noise)
     note = f"{where}: {guests.names[worst]!r}, or nothing"
-    yield from statement.likelihood_ratio_findings(runs, note, final=runs)
-    if subject.has_finite_epsilon(name):
-        ratios = runs.ratios
-        yield curve_finding(statement, ratios[: runs.run_count], ratios[runs.run_count :], outputs[0].event, note)
+    event = outputs[0].event if bounded else None
+    yield from statement.likelihood_ratio_findings(runs, note, final=runs, event=event)
 
 
 def _rows_before_noise(output: Output) -> Tensor:
     return (output.exact or {})["x"]
-
-
-def _stated_epsilon(subject: GuaranteeSubject, output: Output) -> float:
-    """The accountant's epsilon of the noise alone: what the generator learnt from the records is not in it."""
-    return epsilon(output.event, subject.delta, relation=subject.plan.relation)  # type: ignore[arg-type]
 
 
 def _send_features(subject: GuaranteeSubject, name: str, guests: Canaries, round: int, present: bool) -> Output:
@@ -424,9 +395,7 @@ def _compare_rows(mechanism: FeatureNoise, inside: Output, outside: Output, gues
     tally.pairs = float(torch.cdist(last, last, p=order).max()) / norm
     copied = inside.value["x"].reshape(mechanism.copies, *rows.shape)
     for copy, std in zip(copied, mechanism.copy_stds(inside.clip_norm)):
-        scale = std if mechanism.distribution == "gaussian" else std * 2**0.5
-        tally.residual += float(((copy - rows) / scale).double().square().sum())
-        tally.numbers += rows.numel()
+        tally.add_noise((copy - rows) / (std if mechanism.distribution == "gaussian" else std * 2**0.5))
     return tally
 
 
@@ -451,23 +420,20 @@ def record_upload_findings(subject: GuaranteeSubject, name: str) -> Iterator[Fin
         return
     history = subject.memory_history(subject.shard.train.take([0]))
     mechanism, event = subject.plan.mechanisms[name], rows[0].event
-    stated = epsilon(event, subject.delta, relation=subject.plan.relation)  # type: ignore[arg-type]
-    statement = Statement(subject, subject.surface_of(name), stated, f"accounted for one {name!r}", name)
+    statement = subject.statement(name, subject.accounted_epsilon(event), f"accounted for one {name!r}")
     pairs = list(_neighbouring_sets(subject))
     found = [(_measure_change(history, subject.keys, t, name, one), t, one.says) for t in looks.chosen for one in pairs]
     if any(kappa is None for kappa, *_ in found):
         why = f"{type(mechanism).__name__} was not tested: that needs the value before its noise (exact), and one noise multiplier"
-        yield statement.guarantee_finding("t1_sensitivity", Adversary.ANALYST, n=0, note=why)
+        yield statement.untested_sensitivity(why)
         return
     last = looks.chosen[-1]
     across = _clip_ball_diameter(subject, subject.snapshots[last], name)
     found += [(across, last, "an upload and its opposite, for it is clipped as a whole")]
     kappa, at, says = max((kappa or 0.0, t, says) for kappa, t, says in found)
-    allowed = 2.0 if subject.plan.relation == "replace" else 1.0
-    note = (
-        f"{looks.describe_rounds(looks.chosen)}, {len(pairs) + 1} pairs of data sets; worst, in round {at}, is {says}"
-    )
-    yield statement.sensitivity_finding(kappa, allowed, len(found), note, looks.chosen)
+    searched = f"{looks.describe_rounds(looks.chosen)}, {len(pairs) + 1} pairs of data sets"
+    note = f"{searched}; worst, in round {at}, is {says}"
+    yield statement.sensitivity_finding(kappa, len(found), note, looks.chosen)
 
 
 def _neighbouring_sets(subject: GuaranteeSubject) -> Iterator[_NeighbouringSets]:
@@ -501,7 +467,8 @@ def _exchange_first(shard: Shard, one: Records) -> Shard:
 def _clip_ball_diameter(subject: GuaranteeSubject, snapshot: Snapshot, name: str) -> float:
     """The widest that the ball is to which uploads are clipped, in units; 0 for rows of records, and where nothing is clipped."""
     plan, mechanism = subject.plan, subject.plan.mechanisms[name]
-    run = run_forced_round(plan, snapshot, subject.shard, SeenContributions({}), subject.keys.fold("t1", name), None)
+    examined = ExaminedRound(plan, snapshot, subject.shard, subject.keys.fold("t1", name))
+    run = examined.run_forced(subject.shard, SeenContributions({}), None)
     value = run.upload[name].value if run.upload and name in run.upload else {}
     held = {len(subject.shard.train) + more for more in (0, len(subject.shard.nulls or ()))}
     if not value or all(t.ndim and len(t) in held for t in value.values()):
@@ -515,11 +482,11 @@ def _clip_ball_diameter(subject: GuaranteeSubject, snapshot: Snapshot, name: str
 
 def _measure_change(history: MemoryHistory, keys: Keys, round: int, name: str, of: _NeighbouringSets) -> float | None:
     """How far the value before noise moves, in units; beyond all bounds where its size does; None = not to be seen."""
-    plan, keys = history.plan, keys.fold("t1", name)
-    out = run_forced_round(plan, history.snapshot_before(round, of.out), of.out, SeenContributions({}), keys, None)
-    inside = run_forced_round(
-        plan, history.snapshot_before(round, of.inside), of.inside, SeenContributions({}), keys, out.outputs
-    )
+    plan = history.plan
+    examined = ExaminedRound(plan, history.snapshots[round], of.out, keys.fold("t1", name), history)
+    play, starts = examined.run_forced, [examined.snapshot_of(shard) for shard in (of.out, of.inside)]
+    out = play(of.out, SeenContributions({}), None, starts[0])
+    inside = play(of.inside, SeenContributions({}), out.outputs, starts[1])
     if inside.problem or out.upload is None or inside.upload is None or (name in out.upload) != (name in inside.upload):
         return UNBOUNDED
     if name not in out.upload:
@@ -547,9 +514,8 @@ def printed_theorem_findings(subject: GuaranteeSubject, name: str) -> Iterator[F
         snapshot.broadcast, subject.shard, plan.client_context(snapshot.round, plan.victim)
     )
     if steps.untestable:
-        why = f"the printed theorem was not tested: {steps.untestable}"
-        printed = Statement(subject, subject.surface_of(name), math.inf, "the paper's theorem", name)
-        yield printed.guarantee_finding("t1_sensitivity", Adversary.ANALYST, n=0, note=why)
+        printed = subject.statement(name, math.inf, "the paper's theorem")
+        yield printed.untested_sensitivity(f"the printed theorem was not tested: {steps.untestable}")
         return
     own = subject.shard.train
     base = own.x[own.y == label][0]
@@ -560,23 +526,15 @@ def printed_theorem_findings(subject: GuaranteeSubject, name: str) -> Iterator[F
     count, claim = copies_within_theorem(
         plan, subject.shard, base, label, law, steps.settings.iterations, subject.delta
     )
-    statement = Statement(subject, subject.surface_of(name), claim.epsilon or 0.0, claim.source, name)
+    statement = subject.statement(name, claim.epsilon or 0.0, claim.source)
     kappa = change_along_method(plan, snapshot, subject, base, guests.x[0], label, law.batch)
     where = f"round {snapshot.round}, clip {law.mechanism.clip_norm:g}, batches of {law.batch}"
     note = f"{where}, copies of one record, {len(guests)} crafted records; worst is {guests.names[0]!r}"
-    yield statement.sensitivity_finding(
-        kappa, EXCHANGE_UNITS, len(guests), f"{note} (searched: {float(found[0]):.3g})", [snapshot.round]
-    )
+    searched = f"{note} (searched: {float(found[0]):.3g})"
+    yield statement.sensitivity_finding(kappa, len(guests), searched, [snapshot.round], EXCHANGE_UNITS)
     inside = MatchingStepLaw(law.mechanism, law.batch, min(1.0, law.batch / (count + 1)))
-    runs = run_transcripts(
-        steps,
-        inside,
-        base,
-        guests.x[0],
-        subject.budget.runs,
-        min(ipc, subject.budget.images),
-        subject.keys.fold("runs").torch(),
-    )
+    few, keys, budget = min(ipc, subject.budget.images), subject.keys.fold("runs").torch(), subject.budget
+    runs = run_transcripts(steps, inside, base, guests.x[0], budget.runs, few, keys)
     given = f"{where}, {count} copies and {guests.names[0]!r} or not, T q^2 = {_steps_times_q_squared(steps.settings.iterations, inside):.2g}"
     yield from statement.likelihood_ratio_findings(runs, given, final=runs)
 

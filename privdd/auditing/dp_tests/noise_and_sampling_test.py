@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 import privdd.auditing.dp_tests.randomness_statistics as law
-from attacks.types import Adversary, Family, Finding
+from attacks.types import Finding
 from privdd.auditing.coverage import covered_diagnostics, untested_diagnostics
 from privdd.auditing.dp_tests.randomness_statistics import (
     MIN_RESIDUALS,
@@ -142,32 +142,24 @@ def noise_finding(subject: GuaranteeSubject, record: NoiseLog, name: str) -> Fin
         sums, why = sum_residuals(subject, name, releases)
     mine = [one for one in releases if one[0].audited]
     if why:
-        return unexamined_finding(
+        return _unexamined_finding(
             subject, NOISE_TEST, name, len(mine), f"the noise of this run was not looked at: {why}", why
         )
-    seen = [
-        *noise_outcomes(subject, record, name, releases),
-        *(sum_noise_outcomes(subject, name, sums) if sums else []),
-    ]
+    seen = [*noise_outcomes(subject, record, name, releases)]
+    seen += sum_noise_outcomes(subject, name, sums) if sums else []
     found = law.combine_outcomes((look.p, look.says) for look in seen)
     others = len({w.client for w, _ in releases} - {subject.plan.victim})
-    text = (
-        f"{len(mine)} release(s) of the run in {len({w.round for w, _ in mine})} round(s), and {others} other client(s)"
-    )
+    rounds = {watch.round for watch, _ in mine}
+    text = f"{len(mine)} release(s) of the run in {len(rounds)} round(s), and {others} other client(s)"
     sound = f"the noise is what is stated, and no two releases share it; {_describe_blind_spots(subject, releases, len(seen))}"
-    return examined_finding(
-        subject, NOISE_TEST, name, len(mine), found, text, sound, {watch.round for watch, _ in mine}
-    )
+    return _examined_finding(subject, NOISE_TEST, name, len(mine), found, (text, sound), rounds)
 
 
 def _describe_blind_spots(subject: GuaranteeSubject, releases: list[LoggedRelease], tests: int) -> str:
     """What so many numbers cannot show, whatever the tests."""
     seen = [release for _, release in releases if not release.missing]
-    numbers, steps, p = (
-        [r.number_count for r in seen],
-        [r.step for r in seen],
-        law.p_value_limit(subject.confidence) / tests,
-    )
+    numbers, steps = [r.number_count for r in seen], [r.step for r in seen]
+    p = law.p_value_limit(subject.confidence) / tests
     cut, bare = law.least_visible_cut(sum(numbers), p), law.fewest_visible_zeros(numbers, steps, p)
     alike = max((len(rows) for rows in _residual_rows(releases).values()), default=0)
     few = f", nor, of {alike} releases of one shape, noise in half of the directions" if alike < ALIKE else ""
@@ -177,41 +169,19 @@ def _describe_blind_spots(subject: GuaranteeSubject, releases: list[LoggedReleas
     )
 
 
-def unexamined_finding(subject: GuaranteeSubject, attack: str, name: str, count: int, note: str, why: str) -> Finding:
+def _unexamined_finding(subject: GuaranteeSubject, attack: str, name: str, count: int, note: str, why: str) -> Finding:
     """A row of T0 that could look at nothing, for the reason ``why``."""
-    return _run_log_finding(subject, attack, name, count, note, untested_diagnostics(attack, why))
+    return subject.run_finding(attack, name, count, note, untested_diagnostics(attack, why))
 
 
-def examined_finding(
-    subject: GuaranteeSubject,
-    attack: str,
-    name: str,
-    count: int,
-    found: CheckOutcome,
-    what: str,
-    sound: str,
-    rounds: set[int],
-) -> Finding:
-    """A row of T0. what: at what it looked, and in which rounds; sound: what it says where it refutes nothing."""
+def _examined_finding(
+    subject: GuaranteeSubject, attack: str, name: str, count: int, found: CheckOutcome, says: tuple[str, str], rounds: set[int]
+) -> Finding:  # fmt: skip
+    """A row of T0. says: at what it looked, and what it says where it refutes nothing; rounds: that it looked at."""
     limit = law.p_value_limit(subject.confidence)
     wrong = {"refuted": True} if found.p < limit else {}
-    note = f"{what}: {found.says if wrong else sound}"
-    return _run_log_finding(
-        subject,
-        attack,
-        name,
-        count,
-        note,
-        {"p_value": found.p, "p_allowed": limit, **wrong, **covered_diagnostics(attack, rounds)},
-    )
-
-
-def _run_log_finding(
-    subject: GuaranteeSubject, attack: str, name: str, count: int, note: str, more: dict[str, object]
-) -> Finding:
-    diagnostics = {"unit": subject.ledger.unit, **more}
-    measures = {"signal": name, "n": count, "note": note, "diagnostics": diagnostics}
-    return Finding(subject.surface_of(name), attack, Family.GUARANTEE, Adversary.ANALYST, measures)
+    more = {"p_value": found.p, "p_allowed": limit, **wrong, **covered_diagnostics(attack, rounds)}
+    return subject.run_finding(attack, name, count, f"{says[0]}: {found.says if wrong else says[1]}", more)
 
 
 def noise_outcomes(
@@ -458,14 +428,13 @@ def sampling_finding(subject: GuaranteeSubject, record: NoiseLog, name: str) -> 
     draws = sum(coins.name == name for watch in watches for coins in watch.samples)
     why = why or ("" if draws else "the method does not draw by ctx.sample, so who was taken is not known")
     if why and found.p >= p_value_limit(subject.confidence):
-        return unexamined_finding(
+        return _unexamined_finding(
             subject, SAMPLING_TEST, name, draws, f"the sampling of this run was not looked at: {why}", why
         )
     text = f"{draws} draw(s) of the run, of {len(watches)} client round(s)"
     sound = f"coins of probability {probability:.3g}, independent of each other"
-    return examined_finding(
-        subject, SAMPLING_TEST, name, draws, found, text, sound, {watch.round for watch in watches if watch.audited}
-    )
+    rounds = {watch.round for watch in watches if watch.audited}
+    return _examined_finding(subject, SAMPLING_TEST, name, draws, found, (text, sound), rounds)
 
 
 def _extra_draws(subject: GuaranteeSubject, name: str) -> list[Tensor]:

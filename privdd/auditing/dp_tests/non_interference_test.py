@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from attacks.types import Adversary, Family, Finding
+from attacks.types import Finding
 from privdd.auditing.coverage import covered_diagnostics, untested_diagnostics
 from privdd.auditing.dp_tests.instrumentation import RecordDependence, find_interference, spare_label, zero_out_others
 from privdd.auditing.dp_tests.statement import GuaranteeSubject
@@ -33,7 +33,7 @@ def interference_findings(subject: GuaranteeSubject) -> Iterator[Finding]:
     looks, sets, broken = subject.client_rounds(), other_data_sets(subject), list[RecordDependence]()
     # the first of them in every round that was kept, the others in a few
     others = {says: (shard, looks.chosen if at else looks.kept) for at, (says, shard) in enumerate(sets.items())}
-    diagnostics: dict[str, Any] = {"unit": subject.ledger.unit}
+    diagnostics: dict[str, Any] = {}
     note = f"{looks.describe_rounds(looks.kept)}: what leaves beside the releases is the same for {', '.join(sets)}"
     for told in find_interference(subject.plan_with_few_images(), subject.snapshots, subject.shard, others):
         if told.broken:
@@ -49,8 +49,8 @@ def interference_findings(subject: GuaranteeSubject) -> Iterator[Finding]:
         if ran
         else untested_diagnostics(INTERFERENCE_TEST, note if sets else "the client holds one record")
     )
-    measures = {"signal": ", ".join(names), "n": len(sets) - len(broken), "note": note, "diagnostics": diagnostics}
-    yield Finding(subject.surface_of(names[-1]), INTERFERENCE_TEST, Family.GUARANTEE, Adversary.ANALYST, measures)
+    found = subject.run_finding(INTERFERENCE_TEST, names[-1], len(sets) - len(broken), note, diagnostics)
+    yield found.with_measures(signal=", ".join(names))
 
 
 def other_data_sets(subject: GuaranteeSubject) -> dict[str, Shard]:

@@ -20,7 +20,7 @@ from attacks.certificates import TiltedDraws, certified_epsilon, draw_tilted_run
 from attacks.types import Finding
 from privdd.auditing.dp_tests.instrumentation import instrumented_context, with_guests, with_records
 from privdd.auditing.dp_tests.mechanism_tests import craft_guests
-from privdd.auditing.dp_tests.statement import GuaranteeSubject, Statement
+from privdd.auditing.dp_tests.statement import GuaranteeSubject
 from privdd.auditing.dp_tests.tilted_replay import (
     NoiseNotPrescribed,
     RoundPlayed,
@@ -233,7 +233,7 @@ def certificate_findings(subject: GuaranteeSubject) -> Iterator[Finding]:
         if not np.isfinite(stated):
             continue
         source = f"accounted for the whole run of client {subject.plan.victim}"
-        statement = Statement(subject, subject.surface_of(some[-1]), stated, source, ", ".join(some), unit)
+        statement = replace(subject.statement(some[-1], stated, source, unit), name=", ".join(some))
         try:
             if some is not played:
                 raise NoiseNotPrescribed(f"a client's run is played of {played[0]!r} alone")

@@ -10,6 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -77,27 +78,65 @@ def change_of_others(before: Sequence[Tensor], after: Sequence[Tensor]) -> float
     return worst if worst > ROUNDING_TOLERANCE * max((len(a) for a in before), default=1) else 0.0
 
 
+@dataclass
+class ForcedRun:
+    seen: SeenContributions
+    outputs: list[Tensors]
+    upload: Upload | None = None
+    problem: str = ""
+    memory: State = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ExaminedRound:
+    """One round of the audited client, played on other data. history: of what each of these clients remembers, None where all
+    remember what the client does."""
+
+    plan: Plan
+    snapshot: Snapshot
+    shard: Shard
+    keys: Keys
+    history: MemoryHistory | None = None
+
+    def snapshot_of(self, shard: Shard) -> Snapshot:
+        """The round as a client with this data begins it."""
+        return self.history.snapshot_before(self.snapshot.round, shard) if self.history else self.snapshot
+
+    def run_forced(
+        self,
+        shard: Shard,
+        seen: SeenContributions,
+        forced: list[Tensors] | None,
+        snapshot: Snapshot | None = None,
+        **more: Any,
+    ) -> ForcedRun:
+        """The round with every record sampled; forced: what its releases return; more: of ``ReleaseRecorder``."""
+        run, start = ForcedRun(seen, []), snapshot or self.snapshot
+        ctx = recording_context(self.plan, start.round, self.keys, run.seen, forced=forced, **more)
+        ctx.outputs = run.outputs
+        try:
+            run.upload, run.memory = self.plan.method.local(start.broadcast, dict(start.memory), shard, ctx)
+        except EnoughReleases:
+            return run
+        except IndexError:
+            if forced is None or len(run.outputs) < len(forced):
+                raise
+        if (forced is not None and len(run.outputs) != len(forced)) or run.upload is None:
+            run.problem = "how many releases there are depends on the records"
+        return run
+
+
 def measure_presence(
-    plan: Plan,
-    snapshot: Snapshot,
-    shard: Shard,
-    base: Records,
-    guests: Records,
-    calls: Mapping[str, int],
-    keys: Keys,
-    history: MemoryHistory | None = None,
-    brief: bool = False,
+    examined: ExaminedRound, base: Records, guests: Records, calls: Mapping[str, int], brief: bool = False
 ) -> tuple[dict[str, PresenceEffect], str]:
     """(query -> what presence changed, what else changed in words) in one round of the audited client.
 
     Each guest joins the client's own records alone; then the first joins ``base``, a few of them, as the size
     of what each record does may depend on their number; then own records leave. calls: query -> releases of one round that
-    are enough to be seen; history: of what each of these clients remembers. A record of another class that looks like the
-    client's first is among those that join, and stays when that one leaves: what is left out as a near copy depends on
-    which others there are. brief: only one pair of each kind.
+    are enough to be seen. A record of another class that looks like the client's first is among those that join, and stays when
+    that one leaves: what is left out as a near copy depends on which others there are. brief: only one pair of each kind.
     """
-    look = _PresenceTrial(plan, snapshot, shard, keys, history or MemoryHistory(plan, {snapshot.round: snapshot}))
-    out = None
+    look, plan, shard, out = _PresenceTrial(examined), examined.plan, examined.shard, None
     twin = near_copy(shard)
     guests = Records.concat([guests, twin])
     for at in range(0 if brief else len(guests)):
@@ -118,24 +157,17 @@ def measure_presence(
 class _PresenceTrial:
     """Pairs of data sets that differ in one record, and the most that any of them showed."""
 
-    plan: Plan
-    snapshot: Snapshot
-    shard: Shard
-    keys: Keys
-    history: MemoryHistory
+    examined: ExaminedRound
     found: dict[str, PresenceEffect] = field(default_factory=dict)
     said: str = ""
     in_order: bool = True  # a record that joins at the end contributes after all others
 
     def compare_pair(self, both: tuple[Shard, Shard], limit: Mapping[str, int], out: ForcedRun | None) -> ForcedRun:
         """One pair (record absent, present); out: its first run, where that was made -> the first run."""
-        plan, keys = self.plan, self.keys
-        before = [self.history.snapshot_before(self.snapshot.round, shard) for shard in both]
-        out = out or run_forced_round(plan, before[0], both[0], SeenContributions(limit), keys, None)
-        inside = run_forced_round(
-            plan, before[1], both[1], SeenContributions(limit, COMPARED_RECORDS + EXTRA_RECORDS), keys, out.outputs
-        )
-        self.said = self.said or inside.problem or _first_difference(plan, out.upload, inside.upload)
+        run, before = self.examined.run_forced, [self.examined.snapshot_of(shard) for shard in both]
+        out = out or run(both[0], SeenContributions(limit), None, before[0])
+        inside = run(both[1], SeenContributions(limit, COMPARED_RECORDS + EXTRA_RECORDS), out.outputs, before[1])
+        self.said = self.said or inside.problem or _first_difference(self.examined.plan, out.upload, inside.upload)
         if torch.equal(both[1].train.ids[:-1], both[0].train.ids):
             self.in_order &= all(_is_in_order(out.seen.marks[n], inside.seen.marks.get(n, [])) for n in out.seen.marks)
         for name, totals in out.seen.totals.items():
@@ -153,9 +185,10 @@ class _PresenceTrial:
         Where they are not, or other numbers of records are drawn from than the client has, the records may stand in
         another order: then what each draw brings in is looked at (``_follows_draws``).
         """
-        plan, whole, asked = self.plan, self.shard.train, set[int]()
-        sampled = [name for name in limit if float(plan.mechanisms[name].sampling_probability) < 1]
-        half = torch.rand(len(whole), generator=self.keys.fold("half").torch()) < 0.5
+        shard, asked = self.examined.shard, set[int]()
+        whole, mechanisms = shard.train, self.examined.plan.mechanisms
+        sampled = [name for name in limit if float(mechanisms[name].sampling_probability) < 1]
+        half = torch.rand(len(whole), generator=self.examined.keys.fold("half").torch()) < 0.5
 
         def draw_half(count: int) -> Tensor:
             asked.add(count)
@@ -163,17 +196,10 @@ class _PresenceTrial:
 
         if not sampled:
             return
-        some = with_records(self.shard, whole.take(half))
-        alone = run_forced_round(plan, self.snapshot, some, SeenContributions(limit), self.keys, None)
-        heeded = run_forced_round(
-            plan,
-            self.snapshot,
-            with_records(self.shard, whole),
-            SeenContributions(limit),
-            self.keys,
-            alone.outputs,
-            drawn=draw_half,
-        )
+        run, some = self.examined.run_forced, with_records(shard, whole.take(half))
+        alone = run(some, SeenContributions(limit), None)
+        everyone = with_records(shard, whole)
+        heeded = run(everyone, SeenContributions(limit), alone.outputs, drawn=draw_half)
         for name in sampled:
             gap = _largest_change(alone.seen.totals.get(name, []), heeded.seen.totals.get(name, []))
             if (gap > ROUNDING_UNITS or asked != {len(half)}) and not self._follows_draws(name, limit, out):
@@ -183,19 +209,13 @@ class _PresenceTrial:
         """Whether draws divide the records, whatever their order: those drawn and those of the opposite draw are all of
         them together, and a coin that falls otherwise brings in, or leaves out, one."""
         whole = out.seen.marks.get(name, [])
-        one, opposite = (
-            self._fingerprints_after_draws(name, limit, out),
-            self._fingerprints_after_draws(name, limit, out, opposite=True),
-        )
+        marks = partial(self._fingerprints_after_draws, name, limit, out)
+        one, opposite = marks(), marks(opposite=True)
         both = [torch.cat(pair) for pair in zip(one, opposite)]
-        if (
-            not whole
-            or len(one) != len(whole)
-            or len(both) != len(whole)
-            or any(_count_unmatched(a, b) for a, b in zip(both, whole))
-        ):
+        same_size = bool(whole) and len(one) == len(both) == len(whole)
+        if not same_size or any(_count_unmatched(a, b) for a, b in zip(both, whole)):
             return False
-        tossed = (self._fingerprints_after_draws(name, limit, out, other=coin) for coin in REDRAWN_COINS)
+        tossed = (marks(other=coin) for coin in REDRAWN_COINS)
         return all(
             len(again) == len(one) and sum(_count_unmatched(a, b) for a, b in zip(one, again)) <= 1 for again in tossed
         )
@@ -205,7 +225,7 @@ class _PresenceTrial:
     ) -> list[Tensor]:
         """Marks of each release after draws that are the same each time, or the opposite; other: a coin of the first draw
         that falls the other way."""
-        generator, draws = self.keys.fold("draws").torch(), [0]
+        generator, draws = self.examined.keys.fold("draws").torch(), [0]
 
         def draw_coins(count: int) -> Tensor:
             taken = (torch.rand(count, generator=generator) < 0.5) ^ opposite
@@ -214,15 +234,14 @@ class _PresenceTrial:
             draws[0] += 1
             return taken
 
-        shard = with_records(self.shard, self.shard.train)
-        run = run_forced_round(
-            self.plan, self.snapshot, shard, SeenContributions(limit), self.keys, out.outputs, drawn=draw_coins
-        )
+        shard = with_records(self.examined.shard, self.examined.shard.train)
+        run = self.examined.run_forced(shard, SeenContributions(limit), out.outputs, drawn=draw_coins)
         return run.seen.marks.get(name, [])
 
     def records_to_remove(self, out: ForcedRun) -> list[int]:
         """Places of own records that leave: the first, and that which contributes most to each query."""
-        y, at = self.shard.train.y, {0} if len(self.shard.train) > 1 else set()
+        y = self.examined.shard.train.y
+        at = {0} if len(y) > 1 else set()
         for name, (_, (release, cell, row)) in out.seen.largest.items():
             own = torch.tensor([i for i, label in enumerate(y.tolist()) if cell in (None, f"label:{label}")])
             at |= {int(own[row])} if row < len(own) else set()
@@ -234,10 +253,8 @@ class _PresenceTrial:
         """Which of the records ``own`` contributes ``target``: half of those that may leave, until one is left."""
         while len(own) > 1:
             some = own[: len(own) // 2]
-            shard = with_records(self.shard, self.shard.train.take(some))
-            run = run_forced_round(
-                self.plan, self.snapshot, shard, SeenContributions({name: release + 1}), self.keys, out.outputs
-            )
+            shard = with_records(self.examined.shard, self.examined.shard.train.take(some))
+            run = self.examined.run_forced(shard, SeenContributions({name: release + 1}), out.outputs)
             seen = run.seen.marks.get(name, [])
             there = len(seen) > release and bool(
                 equal_fingerprints(seen[release], target.expand_as(seen[release])).any()
@@ -294,40 +311,6 @@ def pair_with_guest(plan: Plan, shard: Shard, records: Records, guest: Records) 
     if plan.relation == "zero_out":
         out = replace(out, nulls=replace(named, x=torch.zeros_like(named.x)))
     return out, inside
-
-
-@dataclass
-class ForcedRun:
-    seen: SeenContributions
-    outputs: list[Tensors]
-    upload: Upload | None = None
-    problem: str = ""
-    memory: State = field(default_factory=dict)
-
-
-def run_forced_round(
-    plan: Plan,
-    snapshot: Snapshot,
-    shard: Shard,
-    seen: SeenContributions,
-    keys: Keys,
-    forced: list[Tensors] | None,
-    **more: Any,
-) -> ForcedRun:
-    """The round with every record sampled; forced: what its releases return."""
-    run = ForcedRun(seen, [])
-    ctx = recording_context(plan, snapshot.round, keys, run.seen, forced=forced, **more)
-    ctx.outputs = run.outputs
-    try:
-        run.upload, run.memory = plan.method.local(snapshot.broadcast, dict(snapshot.memory), shard, ctx)
-    except EnoughReleases:
-        return run
-    except IndexError:
-        if forced is None or len(run.outputs) < len(forced):
-            raise
-    if (forced is not None and len(run.outputs) != len(forced)) or run.upload is None:
-        run.problem = "how many releases there are depends on the records"
-    return run
 
 
 def _first_difference(plan: Plan, out: Upload | None, inside: Upload | None) -> str:
@@ -391,6 +374,11 @@ class SensitivityTally:
     keeps: int = 0
     kept: list[Tensors] = field(default_factory=list)
 
+    def add_noise(self, gap: Tensor) -> None:
+        """Drawn noise values, in units of the stated noise."""
+        self.residual += float(gap.double().square().sum())
+        self.numbers += gap.numel()
+
     @property
     def noise_ratio(self) -> float:
         """Drawn noise over stated noise if it is significantly smaller, else 1."""
@@ -443,22 +431,13 @@ class SensitivityExaminer:
         tally = self.tallies.setdefault(heeded.name, SensitivityTally())
         tally.calls[heeded.partition] += 1
         one, base = sensitivity_unit(heeded.released), heeded.released.exact or {}
-        gap = (flatten_tensors(heeded.released.value) - flatten_tensors(base)) / heeded.released.noise_std
-        tally.residual += float(gap.double().square().sum())
-        tally.numbers += gap.numel()
+        tally.add_noise((flatten_tensors(heeded.released.value) - flatten_tensors(base)) / heeded.released.noise_std)
         at = tally.calls[heeded.partition]
         heeded = self._move_guests_last(heeded, tally) if heeded.guests else heeded
-        weighed = (
-            contribution_norms(heeded.rows).tolist()[len(next(iter(heeded.rows.values()))) - heeded.guests :]
-            if at == 1
-            else []
-        )
+        weighed = contribution_norms(heeded.rows)[-heeded.guests :].tolist() if at == 1 and heeded.guests else []
         searched = heeded.guests if at <= COMPARED_RELEASES or at % SEARCH_INTERVAL == 0 else 0
-        alone = (
-            flatten_tensors(value_before_noise(mechanism, without_guests(heeded.rows, heeded.guests)))
-            if searched
-            else flatten_tensors(base)
-        )
+        others = value_before_noise(mechanism, without_guests(heeded.rows, heeded.guests)) if searched else base
+        alone = flatten_tensors(others)
         changes = [
             (flatten_tensors(value_before_noise(mechanism, _with_guest(heeded, i))) - alone) / one
             for i in range(searched)
@@ -474,9 +453,8 @@ class SensitivityExaminer:
             stacked = torch.stack(changes)
             tally.pairs = max(tally.pairs, float(torch.cdist(stacked, stacked).max()))
         if sum(tally.calls.values()) <= COMPARED_RELEASES:
-            rows = (
-                without_guests(heeded.rows, heeded.guests) if self.before else heeded.rows
-            )  # before, who is who is not known
+            # before, who is who is not known
+            rows = without_guests(heeded.rows, heeded.guests) if self.before else heeded.rows
             tally.others.append(single_contributions(mechanism, rows) / one)
 
     def _move_guests_last(self, heeded: RecordedRelease, tally: SensitivityTally) -> RecordedRelease:
@@ -508,35 +486,25 @@ def _guest_row(heeded: RecordedRelease, guest: int) -> Tensors:
 
 
 def measure_sensitivity(
-    plan: Plan,
-    snapshot: Snapshot,
-    shard: Shard,
-    base: Records,
-    guests: Canaries,
-    keys: Keys,
-    labels: Sequence[int],
-    history: MemoryHistory | None = None,
-    brief: bool = False,
+    examined: ExaminedRound, base: Records, guests: Canaries, labels: Sequence[int], brief: bool = False
 ) -> dict[str, SensitivityTally]:
     """T1 on one round of the audited client: query -> tally.
 
     The method runs twice with the same random draws and the same releases: first with the guests' negatives (inverted
     images), then with the guests as crafted, so that what the guests change in other records shows.
-    labels: the classes to release, those of base and guests; history: of what each of these clients remembers; brief: the
-    client's own records are looked at for fewer pairs.
+    labels: the classes to release, those of base and guests; brief: the client's own records are looked at for fewer pairs.
     """
-    history = history or MemoryHistory(plan, {snapshot.round: snapshot})
+    plan, snapshot = examined.plan, examined.snapshot
     strangers = Canaries(1 - guests.x, guests.y, guests.names)
     first = SensitivityExaminer(guests)
     second = SensitivityExaminer(guests, first.marks)
     forced: list[Tensors] | None = None
     for examiner, who in ((first, strangers), (second, guests)):
         ctx = recording_context(
-            plan, snapshot.round, keys, examiner, labels, guests=_guest_counts(guests), forced=forced
+            plan, snapshot.round, examined.keys, examiner, labels, guests=_guest_counts(guests), forced=forced
         )
-        client = with_records(shard, with_guests(base, who))
-        memory = dict(history.snapshot_before(snapshot.round, client).memory)
-        plan.method.local(snapshot.broadcast, memory, client, ctx)
+        client = with_records(examined.shard, with_guests(base, who))
+        plan.method.local(snapshot.broadcast, dict(examined.snapshot_of(client).memory), client, ctx)
         forced = ctx.outputs
         second.keep = {
             name: tally.worst_guest("add_remove")[1] for name, tally in first.tallies.items() if tally.changes
@@ -544,33 +512,24 @@ def measure_sensitivity(
     for name, tally in second.tallies.items():
         tally.keeps = second.keep.get(name, 0)
         tally.moved = change_of_others(tally.others, first.tallies[name].others)
-    _add_presence_changes(history, snapshot, shard, base, guests, keys.fold("presence"), second.tallies, brief)
+    presence = replace(examined, keys=examined.keys.fold("presence"))
+    _add_presence_changes(presence, base, guests, second.tallies, brief)
     return second.tallies
 
 
 def _add_presence_changes(
-    history: MemoryHistory,
-    snapshot: Snapshot,
-    shard: Shard,
-    base: Records,
-    guests: Canaries,
-    keys: Keys,
-    tallies: Mapping[str, SensitivityTally],
-    brief: bool,
+    examined: ExaminedRound, base: Records, guests: Canaries, tallies: Mapping[str, SensitivityTally], brief: bool
 ) -> None:
     if not tallies:
         return
     most = {max(t.sizes, key=lambda j: t.sizes[j]) for t in tallies.values() if t.sizes}
     who = list(dict.fromkeys([0, *sorted(most)]))
     tried = Records(guests.x[who], guests.y[who], torch.arange(len(who)))
-    plan = history.plan
-    cells = len(plan.problem.class_list)
-    calls = {
-        name: COMPARED_RELEASES if None in tally.calls else COMPARED_RELEASES * cells for name, tally in tallies.items()
-    }
-    made = {name: max(tally.calls.values()) * (1 if None in tally.calls else cells) for name, tally in tallies.items()}
-    limit = {name: min(count, made[name]) for name, count in calls.items()}
-    found, leak = measure_presence(plan, snapshot, shard, base, tried, limit, keys, history, brief)
+    cells, limit = len(examined.plan.problem.class_list), {}
+    for name, tally in tallies.items():
+        times = 1 if None in tally.calls else cells
+        limit[name] = times * min(COMPARED_RELEASES, max(tally.calls.values()))
+    found, leak = measure_presence(examined, base, tried, limit, brief)
     for name, tally in tallies.items():
         seen = found.get(name)
         if seen is not None and tally.changes:

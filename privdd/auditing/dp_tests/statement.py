@@ -23,6 +23,7 @@ from privdd.core.rng import Keys
 from privdd.core.types import Records, Shard
 from privdd.federated.settings import GuaranteeBudget
 from privdd.federated.simulation import Plan, Snapshot
+from privdd.privacy.accounting import epsilon
 from privdd.privacy.ledger import Ledger
 from privdd.privacy.tradeoff import epsilon_at, trade_off
 
@@ -106,6 +107,24 @@ class GuaranteeSubject:
         made = [s for s in uploads.values() if s in SYNTHETIC_SURFACES]
         return made[0] if made and name != "dpsgd" else Surface.UPDATE
 
+    @property
+    def allowed_units(self) -> float:
+        """By how many units one record (or client) may move a release: one is exchanged for another, or comes and goes."""
+        return 2.0 if self.plan.relation == "replace" else 1.0
+
+    def accounted_epsilon(self, event: dpa.DpEvent) -> float:
+        return epsilon(event, self.delta, relation=self.plan.relation)  # type: ignore[arg-type]
+
+    def run_finding(self, attack: str, name: str, count: int, note: str, diagnostics: Mapping[str, Any]) -> Finding:
+        """A row about the run itself (T0, messages): of the releases ``name``, ``count`` of which were looked at."""
+        told = {"unit": self.ledger.unit, **diagnostics}
+        measures = {"signal": name, "n": count, "note": note, "diagnostics": told}
+        return Finding(self.surface_of(name), attack, Family.GUARANTEE, Adversary.ANALYST, measures)
+
+    def statement(self, name: str, stated: float, source: str, unit: str = "record") -> Statement:
+        """What ``source`` states of the releases ``name``."""
+        return Statement(self, self.surface_of(name), stated, source, name, unit)
+
     def plan_with_few_images(self) -> Plan:
         """The plan with as few synthetic images per class as the guarantee settings say."""
         method = self.plan.method
@@ -137,10 +156,15 @@ class Statement:
         stated = {"epsilon_stated": self.epsilon, **tested, **measures}
         return Finding(self.surface, attack, Family.GUARANTEE, adversary, stated)
 
+    def untested_sensitivity(self, why: str) -> Finding:
+        """T1's row where it could not look."""
+        return self.guarantee_finding("t1_sensitivity", Adversary.ANALYST, n=0, note=why)
+
     def sensitivity_finding(
-        self, kappa: float, allowed: float, searched: int, note: str, rounds: Sequence[int]
+        self, kappa: float, searched: int, note: str, rounds: Sequence[int], allowed: float | None = None
     ) -> Finding:
-        """T1's row; rounds: that were looked at."""
+        """T1's row; rounds: that were looked at; allowed: units, by the relation unless given."""
+        allowed = self.subject.allowed_units if allowed is None else allowed
         found = "more" if kappa > allowed * (1 + 1e-4) else "no more"
         text = f"{note}: one {self.unit} moves the value before noise by {kappa:.3g} units, {found} than {allowed:g}"
         looks = {"unit": self.unit, **covered_diagnostics("t1_sensitivity", rounds)}
@@ -172,10 +196,8 @@ class Statement:
         }
         if most > MAX_ROUNDED_KAPPA:  # a single release is enough, however little it adds to the whole
             more["refuted"] = True
-            at = int(kappas.max(0).argmax()) + 1
-            found = found.with_measures(
-                note=f"{played}; release {at} moves by {most:.3g} units, more than 1; {self._describe_verdict(epsilon)}"
-            )
+            where = f"release {int(kappas.max(0).argmax()) + 1} moves by {most:.3g} units, more than 1"
+            found = found.with_measures(note=f"{played}; {where}; {self._describe_verdict(epsilon)}")
         return found.with_measures(diagnostics={**found.measures["diagnostics"], **more})
 
     def untested_run_finding(self, why: str) -> Finding:
@@ -192,9 +214,15 @@ class Statement:
         return {r.round for r in self.subject.ledger.releases if r.name in names and r.client == client}
 
     def likelihood_ratio_findings(
-        self, found: RatioTranscripts, note: str, *, final: RatioTranscripts | None
+        self,
+        found: RatioTranscripts,
+        note: str,
+        *,
+        final: RatioTranscripts | None = None,
+        event: dpa.DpEvent | None = None,
     ) -> Iterator[Finding]:
-        """T2, and T3 on the transcript and on what is finally sent, of the runs ``final`` (None: not that)."""
+        """T2, and T3 on the transcript, on what is finally sent, of the runs ``final`` (None: not that), and against the
+        accountant's curve of ``event``, which the releases of a run are accounted as (None: nothing is accounted)."""
         confidence, delta = self.subject.confidence, self.subject.delta
         best = self._certified_bound(found)
         yield self.guarantee_finding(
@@ -226,6 +254,8 @@ class Statement:
                 n=2 * runs,
                 note=text + (NO_EVIDENCE_NOTE if attack == "t3_final" else ""),
             )
+        if event is not None:
+            yield curve_finding(self, found.ratios[: found.run_count], found.ratios[found.run_count :], event, note)
 
     def _certified_bound(self, found: RatioTranscripts) -> float:
         """T2's bound in both orders of the pair, each at half of the error probability."""

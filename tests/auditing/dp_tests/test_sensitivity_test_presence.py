@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from privdd.auditing.dp_tests.sensitivity_test import change_of_others, measure_presence
+from privdd.auditing.dp_tests.sensitivity_test import ExaminedRound, change_of_others, measure_presence
 from privdd.core.rng import Keys
 from privdd.core.types import Artifact, Problem, Records, Shard
 from privdd.federated.simulation import Plan, Snapshot
@@ -43,7 +43,7 @@ def changed(method: Sends, count: int = 20) -> tuple[float, float, str]:
     guest = Records(torch.ones(1, 1, 2, 2), torch.zeros(1).long(), torch.zeros(1).long())
     plan = Plan(Keys(0), Problem((1, 2, 2), 2, 1), method, {"embedding": ClippedSum(1.0, 1.0)})
     few = base.take(torch.arange(6))
-    found, said = measure_presence(plan, Snapshot(0, {}, {}), shard, few, guest, {"embedding": 1}, Keys(1))
+    found, said = measure_presence(ExaminedRound(plan, Snapshot(0, {}, {}), shard, Keys(1)), few, guest, {"embedding": 1})
     return found["embedding"].total, found["embedding"].moved, said
 
 
@@ -118,7 +118,7 @@ def drawn(method: Drawing, seed: int = 0) -> tuple[float, float, str]:
     guest = Records(torch.ones(1, 1, 2, 2), torch.zeros(1).long(), torch.zeros(1).long())
     plan = Plan(Keys(seed), Problem((1, 2, 2), 2, 1), method, {"embedding": ClippedSum(1.0, 1.0, 0.5)})
     shard, few = Shard(0, base, base.take([0]), base.take([1]), 2), base.take(torch.arange(6))
-    found, said = measure_presence(plan, Snapshot(0, {}, {}), shard, few, guest, {"embedding": 2}, Keys(seed + 1))
+    found, said = measure_presence(ExaminedRound(plan, Snapshot(0, {}, {}), shard, Keys(seed + 1)), few, guest, {"embedding": 2})
     return found["embedding"].total, found["embedding"].moved, said
 
 

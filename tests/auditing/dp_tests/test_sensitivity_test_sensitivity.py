@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from attacks.canaries import Canaries, join_canaries, out_of_distribution_canaries, pattern_canary
-from privdd.auditing.dp_tests.sensitivity_test import SensitivityTally, measure_sensitivity
+from privdd.auditing.dp_tests.sensitivity_test import ExaminedRound, SensitivityTally, measure_sensitivity
 from privdd.core.rng import Keys
 from privdd.core.types import Artifact, Problem, Records, Shard
 from privdd.federated.simulation import Plan, Snapshot
@@ -58,7 +58,7 @@ def tally(rows: Callable[[Tensor], Tensor], mechanism: Mechanism, x: Tensor, gue
     base = Records(x, torch.zeros(len(x), dtype=torch.long), torch.arange(len(x)))
     shard = Shard(0, base, base.take([0]), base.take([1]), 2)
     plan = Plan(Keys(0), Problem(shape, 2, 1), Rows(rows=rows), {"embedding": mechanism})
-    return measure_sensitivity(plan, Snapshot(0, {"model": {}}, {}, {}), shard, base, guests, Keys(1), [0])["embedding"]
+    return measure_sensitivity(ExaminedRound(plan, Snapshot(0, {"model": {}}, {}, {}), shard, Keys(1)), base, guests, [0])["embedding"]
 
 ROUNDED = 3e-3  # contributions are rounded towards zero: at most sqrt(3072) steps of 5 * 2**-16 of their norm
 
