@@ -4,7 +4,7 @@
 
 The plain loop trains one model after the other with torch.optim and DataLoaders, on all cores and on one.
 Ours: one task a model on the engine's processes, one thread each; wide networks of eight models on the
-same processes; and the way that ``audit.training=auto`` would take on this machine. All start from the
+same processes; and the way that ``audit.training=auto`` takes. All start from the
 same weights on their own random half of the records, as the worlds of one client do. Wall clock, without
 the start of the processes, in turns of a quarter each, so that a busy machine hits all alike.
 """
@@ -23,14 +23,13 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 from benchmarks.machine import hardware
-from privdd.auditing.timing import MIN_SPEEDUP, SpeedTrial, decide_by_ratio, measure_ratio
+from privdd.auditing.shadow_models import prefers_wide_network
 from privdd.core.rng import Keys
 from privdd.core.types import Problem, Records, Shard
 from privdd.federated.channel import ClientContext
 from privdd.methods.fedavg import FedAvg
 from privdd.models import ModelSpec, build
 from privdd.runtime.engine import Engine
-from privdd.runtime.startup import keep_freed_memory
 from privdd.runtime.workers import torch_threads
 
 
@@ -151,19 +150,10 @@ def ways(workers: int) -> dict[str, Way]:
     }
 
 
-def auto(whole: Shadows, count: int) -> str:
-    """What ``audit.training=auto`` would choose, and by what ratio (no cache is read or written)."""
-    keep_freed_memory()
-    one, group = parts(whole, 1)[0], parts(whole, TOGETHER)[0]
-    steps = int(whole.case.method.settings(whole.case.records // 2)["local_steps"])
-    trial = SpeedTrial(
-        lambda: one_by_one(one), lambda: side_by_side(group), lambda: side_by_side(group), len(group.worlds), count, steps, ""
-    )
-    began = time.perf_counter()
-    ratio = measure_ratio(trial)
-    took, choice = time.perf_counter() - began, decide_by_ratio(ratio, count, TOGETHER)
-    said = "not measured" if ratio is None else f"{ratio:.2f} times the loop on one thread, {MIN_SPEEDUP} are needed"
-    return f"auto takes: {choice.training} ({said}; probe {took:.1f} s)"
+def auto(case: Case, count: int) -> str:
+    """What ``audit.training=auto`` takes."""
+    wide = prefers_wide_network(case.method, Problem(case.shape, 10, 1), count)
+    return f"auto takes: {'wide networks' if wide else 'one by one'}"
 
 
 def compare(case: Case, count: int, workers: int) -> None:
@@ -178,7 +168,7 @@ def compare(case: Case, count: int, workers: int) -> None:
             way(part)
             times[name] += time.perf_counter() - begin
     report(case, count, times)
-    print(f"  {auto(whole, count)}")
+    print(f"  {auto(case, count)}")
 
 
 def report(case: Case, count: int, times: dict[str, float]) -> None:

@@ -8,7 +8,6 @@ import json
 import os
 import random
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, redirect_stdout
 from dataclasses import dataclass
@@ -34,8 +33,6 @@ torch.set_num_threads(1)
 gc.disable()  # until all tests are collected
 REAL_FSYNC, os.fsync = os.fsync, lambda handle: None  # 15 ms for each of ten thousand files, and no test cuts the power
 quick_configs.install()
-CACHE = tempfile.TemporaryDirectory(prefix="privdd-cache-")  # what this machine remembers is not the tests' business
-os.environ["PRIVDD_CACHE"] = CACHE.name
 hypothesis.settings.register_profile("privdd", deadline=None, max_examples=25, derandomize=True, database=None)
 hypothesis.settings.load_profile("privdd")
 

@@ -1,51 +1,50 @@
-"""What a run will take: memory and disk that it needs at least, and CPU time by stage.
+"""What a run will take: memory and disk that it needs at least, and time by stage.
 
-One line before a run starts, from one round and one step of one client; more from a short probe of the run itself
-(``--dry-run``), or from a part of a few rounds where they are long. What cannot fit is refused before anything is computed.
+A round of each kind is timed, of two clients and the first steps of each long loop, and multiplied by the run's own
+numbers of rounds, clients and shadow models. Attacks and guarantee tests are not run: searches are counted in steps of
+local training, the rest costs what it did when it was measured, on digits. What cannot fit is refused before anything is
+computed.
 """
 
 from __future__ import annotations
 
 import math
 import os
-import resource
 import shutil
 import sys
-import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, is_dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch.nn import functional
 
-from attacks.types import IMAGE_SURFACES, Attack, Family, Surface
+from attacks.types import IMAGE_SURFACES, Attack, Surface
 from privdd.auditing.adversary_view import MAX_BLOCK_BYTES, MAX_MATRIX_BYTES
-from privdd.auditing.noised_sums import federation_count, is_closed_form, replay_count
-from privdd.auditing.pipeline import AuditState, audit_experiment
-from privdd.auditing.shadow_models import count_shared_rounds, shadow_trainings_at
-from privdd.auditing.timing import MAX_ROUND_SECONDS, RoundTiming, RoundTimings
-from privdd.core.device import to_device
-from privdd.core.loop_timing import LOOP_ALLOWANCE, TimeLimitExceeded, cpu_time_limit, truncate_loops
-from privdd.core.types import Received, State, Values
+from privdd.auditing.noised_sums import federation_count, replay_count
+from privdd.auditing.shadow_models import count_shared_rounds, prefers_wide_network
+from privdd.core.loop_timing import LOOP_ALLOWANCE, TruncatedLoops, truncate_loops
+from privdd.core.types import Received
 from privdd.core.validation import BadConfig
 from privdd.federated.evaluation import measure_accuracy
 from privdd.federated.experiment import Experiment
-from privdd.federated.method import Images
-from privdd.federated.noise_log import NoiseLog
 from privdd.federated.secure_aggregation import SUM_CLIENT
-from privdd.federated.simulation import SNAPSHOTS_PER_PHASE, Plan, run_round, start_training
+from privdd.federated.simulation import (
+    SNAPSHOTS_PER_PHASE,
+    ClientTask,
+    Plan,
+    Progress,
+    StepResult,
+    run_round,
+    start_training,
+)
+from privdd.methods.own_training import OwnTraining
 from privdd.runtime.engine import Engine
 from privdd.runtime.progress import format_seconds
-from privdd.runtime.run_folder import RunFolder
 from privdd.runtime.startup import can_fork
 from privdd.runtime.workers import torch_threads
-
-# --- needs -------------------------------------------------------------------------------------
-# What a run needs at least, from its settings alone; one that cannot fit is refused before anything is computed.
-
 
 BYTES_PER_NUMBER = 4  # of a number
 PROCESS_BYTES = 400 * 2**20  # bytes of a process that has imported everything: measured
@@ -174,498 +173,250 @@ def format_bytes(size: float) -> str:
     raise AssertionError("unreachable")
 
 
-# --- price -------------------------------------------------------------------------------------
-# A price: what a run takes, by stage, as a table of plain text.
+# --- time of a round ---------------------------------------------------------------------------
 
 
-WORKER_START = "workers' start"
-WORKER_SECONDS = (
-    4.0  # CPU seconds that a worker process takes to load everything and run it for the first time: measured
-)
-FORKSERVER_SECONDS, FORK_SECONDS = (
-    3.5,
-    0.5,
-)  # ... that a process takes to load it for all, and a worker that is forked from it then
-PARALLEL_STAGES = ("train", "worlds", "federations", "attacks", "guarantee tests", WORKER_START)
+@dataclass(frozen=True)
+class RoundTiming:
+    """CPU seconds of a round: of a usual client's work, of the audited client's, of the server's."""
+
+    usual: float
+    audited: float
+    server: float
 
 
-def worker_start_seconds(engine: Engine, device: str) -> dict[str, float]:
-    """CPU seconds that workers take to start, as a stage; {} where there are none. device: cpu or cuda."""
-    if engine.kind == "serial":
-        return {}
-    forked = engine.kind == "processes" and can_fork(device)
-    return {WORKER_START: FORKSERVER_SECONDS + FORK_SECONDS * engine.size if forked else WORKER_SECONDS * engine.size}
+@dataclass(frozen=True)
+class TwoClientEngine(Engine):
+    """Runs a usual client and the audited one, and answers as the usual one for all others: the server has its own work.
+
+    took: client -> CPU seconds of its latest round.
+    """
+
+    loops: TruncatedLoops = field(default_factory=lambda: TruncatedLoops(0.0))
+    audited: int = 0
+    took: dict[int, float] = field(default_factory=dict)
+
+    def map(self, fn: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Any]:
+        work: list[ClientTask] = list(items)
+        usual, answers = usual_task(work), dict[int, StepResult]()
+        self.took.clear()
+        for task in [usual, *(task for task in work if task.client == self.audited != usual.client)]:
+            began = self.loops.cpu_seconds()
+            answers[task.client] = fn(task)
+            self.took[task.client] = self.loops.cpu_seconds() - began
+        yield from (answers.get(task.client) or _answer_of(answers[usual.client], task.client) for task in work)
+
+
+def usual_task(work: list[ClientTask]) -> ClientTask:
+    """Of the client whose number of records is next to the mean."""
+    mean = sum(len(task.shard.train) for task in work) / len(work)
+    return min(work, key=lambda task: (abs(len(task.shard.train) - mean), task.client))
+
+
+def _answer_of(answer: StepResult, client: int) -> StepResult:
+    """What one client sent and keeps, as another's."""
+    received, rows, memory = answer
+    return replace(received, client=client), [replace(row, client=client) for row in rows], memory
+
+
+def time_rounds(experiment: Experiment, seconds: float) -> tuple[dict[int, RoundTiming], bool]:
+    """Round -> its cost, and whether the audited client remembers, so that a replay runs its earlier rounds too: the first and second of each kind (a first one computes what is kept) and the last (it may
+    publish what takes long), in this order while ``seconds`` of CPU are not spent; their results are thrown away."""
+    plan, began, timed = experiment.plan, time.process_time(), dict[int, RoundTiming]()
+    with truncate_loops(LOOP_ALLOWANCE) as loops, torch_threads(experiment.engine.threads), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the run itself warns
+        engine = TwoClientEngine(threads=experiment.engine.threads, loops=loops, audited=plan.victim)
+        progress = start_training(plan, experiment.new_ledger())
+        for t, needed in rounds_to_time(plan).items():
+            if needed or time.process_time() - began < seconds:
+                clock = loops.cpu_seconds()
+                progress = run_round(plan, _progress_at(progress, t), experiment.shards, engine)[0]
+                measure_accuracy(plan, progress, experiment.test_records, experiment.shards)
+                took = engine.took
+                server, usual = loops.cpu_seconds() - clock - sum(took.values()), next(iter(took.values()))
+                timed[t] = RoundTiming(usual, took.get(plan.victim, usual), max(server, 0.0))
+    return timed, any(plan.method.audit_hooks.remembers(t, progress.memories.get(plan.victim, {})) for t in timed)
+
+
+def rounds_to_time(plan: Plan) -> dict[int, bool]:
+    """Round -> whether an estimate needs it. Rounds from which everybody drops out have no work to time."""
+    kinds, taken = dict[str, list[int]](), [t for t in range(plan.method.rounds) if plan.participants(t)]
+    for t in taken:
+        kinds.setdefault(plan.method.audit_hooks.workload(t), []).append(t)
+    found = {t: False for rounds in kinds.values() for t in rounds[1:2]} | {taken[-1]: False}
+    return dict(sorted((found | {rounds[0]: True for rounds in kinds.values()}).items()))
+
+
+def _progress_at(progress: Progress, t: int) -> Progress:
+    """``progress`` as before round ``t``, for a server that counts its rounds too ("round" in its state)."""
+    counters = {n: torch.full_like(v, t) for n, v in progress.server.items() if n.rpartition("/")[2] == "round"}
+    return replace(progress, round=t, server={**progress.server, **counters})
+
+
+def timing_of_round(plan: Plan, timed: Mapping[int, RoundTiming], t: int) -> RoundTiming:
+    """A round's own, or that of the latest before it of its kind, else of the latest before it at all."""
+    known = [s for s in timed if s <= t] or [min(timed)]
+    alike = [s for s in known if plan.method.audit_hooks.workload(s) == plan.method.audit_hooks.workload(t)]
+    return timed[max(alike or known)]
+
+
+# --- estimate ----------------------------------------------------------------------------------
+# What was measured on digits, in CPU seconds of one core.
+
+
+START_SECONDS = 8.0  # imports, config, data, and the page
+WORKER_SECONDS, FORKSERVER_SECONDS, FORK_SECONDS = 4.0, 3.5, 0.5  # a worker that loads everything; one that is forked
+STEPS_PER_SEARCH_STEP = 12.0  # local steps that one step of an attack's search costs
+GRADIENT_SIGNAL_SECONDS, SIGNAL_SECONDS = 0.4, 0.15  # all membership attacks, for each shadow model of the client
+TEST_SECONDS = 0.4  # all guarantee tests, for each of ``slow_runs``
+SHARED_SHARE, WIDE_SHARE = 0.3, 0.6  # of a replay: one of several that share their work, or train as one wide network
+SEARCH_LENGTHS = ("iterations", "steps")  # settings of an attack, at any depth
+MIN_ANNOUNCED_SECONDS, ANNOUNCEMENT_SECONDS = (
+    60.0,
+    2.0,
+)  # what is worth a line before a run, and what that line may take
+DRY_RUN_SECONDS = 30.0
+
+
+@dataclass(frozen=True)
+class Stage:
+    """CPU seconds, and seconds of wall on the engine's workers, each with a core of its own."""
+
+    cpu: float
+    wall: float
+
+
+def spread_tasks(seconds: float, tasks: int, workers: int) -> Stage:
+    """Tasks of equal length on workers: in waves."""
+    return Stage(seconds * tasks, seconds * math.ceil(tasks / workers))
 
 
 @dataclass(frozen=True)
 class CostEstimate:
-    """stages: CPU seconds of each; longest: of the longest single attack, which no number of workers shortens;
-    workers of the engine; memory, disk: bytes. source: where it comes from, in words; least: it takes more than this."""
+    """stages by name; memory, disk: bytes, at least; source: where it comes from, in words."""
 
-    stages: Mapping[str, float]
-    longest: float
-    workers: int
-    memory: int
-    disk: int
-    source: str = "from a short probe on this machine"
-    least: bool = False
+    stages: Mapping[str, Stage]
+    engine: Engine
+    needs: ResourceNeeds
+    source: str
 
     @property
     def cpu_seconds(self) -> float:
-        """CPU seconds in all."""
-        return sum(self.stages.values())
+        return sum(stage.cpu for stage in self.stages.values())
 
     @property
     def wall_seconds(self) -> float:
-        """Seconds on the engine's workers, each with a core of its own."""
-        shared = sum(self.stages.get(name, 0.0) for name in PARALLEL_STAGES)
-        attacks = max(self.longest - self.stages.get("attacks", 0.0) / self.workers, 0.0)
-        return self.cpu_seconds - shared + shared / self.workers + attacks
+        return sum(stage.wall for stage in self.stages.values())
 
     def format_lines(self) -> list[str]:
         """One for each stage, then the totals."""
-        rows = [f"  {name:<16}{value:>8.1f} CPU s" for name, value in self.stages.items()]
-        word = "at least" if self.least else "about"
-        total = f"{word} {format_seconds(self.wall_seconds)} on {self.workers} worker{'s' * (self.workers > 1)}, {self.cpu_seconds:.0f} CPU s"
-        return [*rows, f"{total}; memory {format_bytes(self.memory)}, disk {format_bytes(self.disk)}"]
+        rows = [f"  {name:<16}{stage.cpu:>8.1f} CPU s" for name, stage in self.stages.items()]
+        workers = f"{self.engine.size} worker{'s' * (self.engine.size > 1)}"
+        total = f"about {format_seconds(self.wall_seconds)} on {workers}, {self.cpu_seconds:.0f} CPU s"
+        memory, disk = format_bytes(self.needs.memory), format_bytes(self.needs.disk)
+        return [*rows, f"{total}; memory {memory} and disk {disk}, at least"]
 
 
-# --- round cost --------------------------------------------------------------------------------
-# What rounds cost. The probe's one round of a phase is its first and its last at once, so it costs more than most do.
-#
-# A last round may publish what takes longer than all rounds before it, and a first one computes what is kept from then on.
-# So the first phase's round is timed again, as a round with others after it, and as one without; by now all is warm.
-
-
-@dataclass(frozen=True)
-class RoundCost:
-    """CPU seconds. once: of the probe's training; first, later: of one more client round, in the first phase and in
-    the others; closing: what a last round takes beyond what others do."""
-
-    once: float
-    first: float
-    later: float
-    closing: float
-
-    def training_seconds(self, whole: Plan, small: Plan) -> float:
-        """Of all rounds of ``whole``, of which ``small`` has trained one in each phase."""
-        more = {
-            phase: whole_count - count_client_rounds(small, phase)
-            for phase, whole_count in _client_rounds_by_phase(whole).items()
-        }
-        return self.once + sum(max(count, 0) * self._seconds_each(whole, phase) for phase, count in more.items())
-
-    def federation_seconds(self, whole: Plan, last: int) -> float:
-        """Of one replay of the whole federation: its last rounds, so many (0: all)."""
-        rounds = range(whole.method.rounds)[-last:] if last else range(whole.method.rounds)
-        return self.closing + sum(
-            self._seconds_each(whole, whole.method.audit_hooks.phase(t)) * len(whole.participants(t)) for t in rounds
-        )
-
-    def _seconds_each(self, plan: Plan, phase: str) -> float:
-        return self.first if phase == plan.method.audit_hooks.phase(0) else self.later
-
-
-def measure_round_cost(
-    whole: Experiment, small: Experiment, once: float, again: Callable[[Plan], float] | None = None
-) -> RoundCost:
-    """once: CPU seconds of training ``small``; again: those of the first round of a plan (default: it is run)."""
-    again = again or (lambda plan: _time_first_round(plan, small))
-    clients = count_client_rounds(small.plan, small.plan.method.audit_hooks.phase(0))
-    others = count_client_rounds(small.plan) - clients
-    usual = again(replace(small.plan, method=whole.plan.method))
-    if others:  # the last round is of another phase, and has not been timed by itself
-        return RoundCost(once, usual / clients, max(once - usual, 0.0) / others, 0.0)
-    closing = again(small.plan) - usual if whole.plan.method.rounds > 1 else 0.0
-    return RoundCost(once, usual / clients, 0.0, max(closing, 0.0))
-
-
-def _time_first_round(plan: Plan, small: Experiment) -> float:
-    began = time.process_time()
-    progress = start_training(plan, small.new_ledger())
-    progress = run_round(plan, progress, small.shards, small.engine, record=NoiseLog(plan.victim))[0]
-    measure_accuracy(plan, progress, small.test_records, small.shards)
-    return time.process_time() - began
-
-
-def count_client_rounds(plan: Plan, phase: str | None = None) -> int:
-    """Rounds of single clients in the whole of training, or in one of its phases."""
-    found = _client_rounds_by_phase(plan)
-    return sum(found.values()) if phase is None else found.get(phase, 0)
-
-
-def _client_rounds_by_phase(plan: Plan) -> dict[str, int]:
-    found: dict[str, int] = {}
-    for t in range(plan.method.rounds):
-        phase = plan.method.audit_hooks.phase(t)
-        found[phase] = found.get(phase, 0) + len(plan.participants(t))
-    return found
-
-
-# --- probe -------------------------------------------------------------------------------------
-# CPU time and disk by stage, from a small audit of the same data, model and settings: a probe.
-#
-# The probe trains one round of each phase, replays a few worlds of one round, and runs every attack, long searches at
-# two lengths, which tells what a step costs. What was measured is scaled to the sizes of the whole run.
-
-
-REPEAT_MARK = "~"  # marks the second and third run of an attack in the probe
-START_SECONDS = (
-    7.0  # CPU seconds of imports, config, data and what ends a run: measured, as the probe itself has them behind it
-)
-SHADOW_SECONDS = 0.05  # CPU seconds of all membership attacks on one surface for one world: measured
-RECORDED_SHARE = 0.7  # of its steps' cost: a long search replays recorded kernels
-
-
-@dataclass(frozen=True)
-class CostProbe:
-    """A small audit to run. attacks: name -> attack, those of ``lengths`` three times (the first warms up);
-    lengths: name -> (two lengths of its search in the probe, its length in the whole run)."""
-
-    experiment: Experiment
-    attacks: Mapping[str, Attack]
-    lengths: Mapping[str, tuple[int, int, int]]
-
-
-def estimate_from_probe(
-    whole: Experiment, probe: CostProbe, folder: Path, report: Callable[[RunFolder, AuditState], object]
-) -> CostEstimate:
-    """What an audit of ``whole`` takes; the probe's files go into ``folder``. report: writes findings and page."""
-    began, clock = time.process_time(), time.monotonic()
-    kept = RunFolder(folder)
-    audited = audit_experiment(probe.experiment, probe.attacks, kept)
-    reporting = time.process_time()
-    report(kept, audited)
-    written = time.process_time() - reporting
-    share = (reporting - began) / max(time.monotonic() - clock - written, 1e-6)  # of a core that this process had
-    stages, longest = _stage_seconds(whole, probe, audited, min(share, 1.0))
-    stages |= {"start": START_SECONDS, "report": written, **worker_start_seconds(whole.engine, whole.run.device)}
-    memory = max(_peak_memory() * (1 + worker_process_count(whole.engine)), least_needs(whole).memory)
-    return CostEstimate(stages, longest, whole.engine.size, memory, _run_folder_bytes(whole, probe, folder))
-
-
-def _peak_memory() -> int:
-    """Bytes that this process ever held: what a worker, which runs the same attacks, comes near."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-
-
-def _stage_seconds(
-    whole: Experiment, probe: CostProbe, audited: AuditState, share: float
-) -> tuple[dict[str, float], float]:
-    """CPU seconds by stage, and those of the longest single attack. share: CPU seconds per second of wall."""
-    small, seconds = probe.experiment, audited.seconds
-    cost = measure_round_cost(whole, small, share * seconds["train"])
-    per_world = _replay_seconds(audited, small) if whole.audit_settings.worlds > 1 else 0.0
-    attacks = _attack_seconds(whole, probe, audited, share)
-    stages = {
-        "train": cost.training_seconds(whole.plan, small.plan),
-        "worlds": share * seconds["worlds"]
-        + per_world
-        * (replay_count(whole, probe.attacks) - 1)
-        * count_replayed_rounds(whole.plan, whole.audit_settings.rounds),
-        "federations": federation_count(whole, probe.attacks)
-        * cost.federation_seconds(whole.plan, whole.audit_settings.federation_rounds),
-        "attacks": sum(attacks.values()),
-        "guarantee tests": share * sum(_seconds_by_attack(audited, Family.GUARANTEE).values()),
+def estimate_cost(experiment: Experiment, attacks: Mapping[str, Attack], seconds: float) -> CostEstimate:
+    """What an audit takes, after timing rounds for ``seconds`` of CPU, or as long as one of each kind takes."""
+    plan, audit, engine = experiment.plan, experiment.audit_settings, experiment.engine
+    timed, chained = time_rounds(experiment, seconds)
+    rounds = {t: timing_of_round(plan, timed, t) for t in range(plan.method.rounds)}
+    trained = {
+        t: _add(spread_tasks(one.usual, len(plan.participants(t)), engine.size), Stage(one.server, one.server))
+        for t, one in rounds.items()
     }
-    return {name: value for name, value in stages.items() if value}, max(attacks.values(), default=0.0)
-
-
-def _replay_seconds(audited: AuditState, small: Experiment) -> float:
-    """CPU seconds of one replay in one round, on average over the phases: the second of two, so that all is warm."""
-    scene = audited.finished_run
-    whole = small.shards[scene.plan.victim]
-    spent = []
-    with tempfile.TemporaryDirectory() as folder, torch_threads(small.engine.threads):
-        for stage in shadow_trainings_at(
-            scene, whole, RunFolder(Path(folder)), {t: (t,) for t in audited.signals.training}
-        ).values():
-            batched = scene.plan.method.audit_hooks.shares_work
-            worlds = stage.replay_groups[0] if batched else range(1, 2)
-            task = stage.replay_task(worlds, batched=batched)
-            task.run()
-            began = time.process_time()
-            task.run()
-            spent.append((time.process_time() - began) / len(worlds))
-    return sum(spent) / max(len(spent), 1)
-
-
-def _attack_seconds(whole: Experiment, probe: CostProbe, audited: AuditState, share: float) -> dict[str, float]:
-    """CPU seconds of each attack at full length."""
-    spent = {name: share * value for name, value in _seconds_by_attack(audited).items()}
-    surfaces = {f.surface for f in audited.findings if f.family == Family.MEMBERSHIP}
-    found = {name: value for name, value in spent.items() if REPEAT_MARK not in name and name not in probe.lengths}
-    for name, (short, longer, full) in probe.lengths.items():
-        if name in spent:
-            found[name] = extrapolate_length(
-                spent[f"{name}{REPEAT_MARK}1"], spent[f"{name}{REPEAT_MARK}2"], short, longer, full
-            )
-    more = (
-        SHADOW_SECONDS
-        * max(0, replay_count(whole, probe.attacks) - probe.experiment.audit_settings.worlds)
-        * len(surfaces)
+    shared, federations = (
+        count_shared_rounds(plan.method, audit.federation_rounds),
+        federation_count(experiment, attacks),
     )
-    return {**found, "shadow models": more}
+    once = _add(*(one for t, one in trained.items() if t < shared))
+    later = sum(one.cpu for t, one in trained.items() if t >= shared)
+    searches, tests = _search_seconds(experiment, attacks, rounds), audit.guarantee.slow_runs * bool(plan.mechanisms)
+    signals = GRADIENT_SIGNAL_SECONDS if Surface.UPDATE in plan.method.uploads.values() else SIGNAL_SECONDS
+    searched = sum(searches) + signals * replay_count(experiment, attacks)
+    stages = {
+        "start": Stage(START_SECONDS, START_SECONDS),
+        "workers' start": _worker_start(engine, experiment.run.device),
+        "train": _add(*trained.values()),
+        "worlds": _replay_stage(experiment, attacks, rounds, chained),
+        "federations": _add(once, spread_tasks(later, federations, engine.size))
+        if federations > 1
+        else Stage(0.0, 0.0),
+        "attacks": Stage(searched, max(searched / engine.size, max(searches, default=0.0))),
+        "guarantee tests": Stage(TEST_SECONDS * tests, TEST_SECONDS * tests / engine.size),
+    }
+    clients = f"{len(timed)} round{'s' * (len(timed) > 1)} of two clients"
+    source = f"from {clients} on this machine; attacks and guarantee tests were not run, their share is rough"
+    return CostEstimate({k: one for k, one in stages.items() if one.cpu}, engine, least_needs(experiment), source)
 
 
-def extrapolate_length(one: float, two: float, short: int, longer: int, full: int) -> float:
-    """Seconds at length ``full`` of what took ``one`` at ``short`` and ``two`` at ``longer``, as a straight line."""
-    step = max(two - one, 0.0) / max(longer - short, 1)
-    return max(one, two) + step * max(full - longer, 0)
+def _add(*stages: Stage) -> Stage:
+    return Stage(sum(one.cpu for one in stages), sum(one.wall for one in stages))
 
 
-def _seconds_by_attack(audited: AuditState, family: Family | None = None) -> dict[str, float]:
-    """Wall seconds by attack, of one family, or of all but the guarantee tests."""
-    found: dict[str, float] = {}
-    for finding in audited.findings:
-        if (finding.family == family) if family else (finding.family != Family.GUARANTEE):
-            found[finding.attack] = found.get(finding.attack, 0.0) + finding.measures.get("seconds", 0.0)
-    return found
+def _worker_start(engine: Engine, device: str) -> Stage:
+    """The process that workers are forked from loads everything while this one does."""
+    if engine.kind == "serial":
+        return Stage(0.0, 0.0)
+    if engine.kind == "processes" and can_fork(device):
+        return Stage(FORKSERVER_SECONDS + FORK_SECONDS * engine.size, FORK_SECONDS)
+    return spread_tasks(WORKER_SECONDS, engine.size, engine.size)
 
 
-def count_replayed_rounds(plan: Plan, most: int) -> int:
-    """Rounds that are replayed: of each phase at most ``most``, of those that are kept."""
-    phases = [plan.method.audit_hooks.phase(t) for t in range(plan.method.rounds)]
-    return sum(min(most, SNAPSHOTS_PER_PHASE, phases.count(phase)) for phase in set(phases))
+def _replay_stage(
+    experiment: Experiment, attacks: Mapping[str, Attack], rounds: Mapping[int, RoundTiming], chained: bool
+) -> Stage:
+    """Replays of the audited client: of some rounds of each phase, of all where it remembers."""
+    plan, audit, phases = experiment.plan, experiment.audit_settings, dict[str, list[float]]()
+    for t, timing in rounds.items():
+        phases.setdefault(plan.method.audit_hooks.phase(t), []).append(timing.audited)
+    often = len(rounds) if chained else min(audit.rounds, SNAPSHOTS_PER_PHASE)
+    one = sum(sum(took) / len(took) * min(often, len(took)) for took in phases.values())
+    replays = replay_count(experiment, attacks) - 1
+    wide = plan.method.audit_hooks.shares_work or prefers_wide_network(plan.method, plan.problem, replays)
+    group = min(plan.method.audit_hooks.worlds_per_pass, max(replays, 1)) if wide else 1
+    share = 1.0 if not wide or plan.mechanisms else SHARED_SHARE if plan.method.audit_hooks.shares_work else WIDE_SHARE
+    return spread_tasks(one * share * group, math.ceil(replays / group), experiment.engine.size)
 
 
-def count_federation_rounds(whole: Experiment) -> int:
-    """Client rounds of one replay of the whole federation."""
-    plan, last = whole.plan, whole.audit_settings.federation_rounds
-    rounds = range(plan.method.rounds)[-last:] if last else range(plan.method.rounds)
-    return sum(len(plan.participants(t)) for t in rounds)
-
-
-def _run_folder_bytes(whole: Experiment, probe: CostProbe, folder: Path) -> int:
-    """Bytes of the run folder: artifacts by what the server is handed, shadow models by number, the rest as it is."""
-    sizes = {part: _folder_bytes(folder / part) for part in ("artifacts", "worlds")}
-    rest = _folder_bytes(folder) - sum(sizes.values())
-    small, attacks = probe.experiment, probe.attacks
-    rounds = _count_uploads(whole.plan) / _count_uploads(small.plan)
-    many, few = (
-        (replay_count(one, attacks) - 1) * count_replayed_rounds(one.plan, one.audit_settings.rounds)
-        for one in (whole, small)
+def _search_seconds(
+    experiment: Experiment, attacks: Mapping[str, Attack], rounds: Mapping[int, RoundTiming]
+) -> list[float]:
+    """CPU seconds of each attack that searches, of those that read what the method sends: in steps of local training."""
+    plan, method = experiment.plan, experiment.plan.method
+    last = (
+        max(t for t in rounds if method.audit_hooks.phase(t) == "train")
+        if "train" in map(method.audit_hooks.phase, rounds)
+        else max(rounds)
     )
-    return int(rest + sizes["artifacts"] * rounds + sizes["worlds"] * many / max(few, 1))
+    size = len(experiment.shards[plan.victim].train)
+    step = rounds[last].audited / max(int(method.audit_hooks.settings(size).get("local_steps") or 1), 1)
+    sent = {*method.uploads.values(), *method.broadcasts.values()}
+    lengths = [longest_search(attack) for attack in attacks.values() if sent & attack.surfaces]
+    return [STEPS_PER_SEARCH_STEP * step * length for length in lengths if length]
 
 
-def _count_uploads(plan: Plan) -> int:
-    """How many uploads, or sums of them, the server is handed in the whole of training."""
-    return sum(len(uploading_clients(plan, t)) for t in range(plan.method.rounds))
+def longest_search(attack: Any) -> int:
+    """Steps of an attack's longest search; 0 where it does not search."""
+    held = vars(attack) if is_dataclass(attack) else {}
+    own = [v for name, v in held.items() if name in SEARCH_LENGTHS and isinstance(v, int)]
+    return max([*own, *map(longest_search, held.values())], default=0)
 
 
-def _folder_bytes(folder: Path) -> int:
-    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
-
-
-# --- beforehand --------------------------------------------------------------------------------
-# One line on what an audit will take, before it starts: rough, from one round and one step of one client.
-#
-# ``--dry-run`` measures every stage and takes longer. Attacks and guarantee tests cost here what they did on digits,
-# attacks in steps of local training: a factor of two or three is to be expected.
-
-
-MIN_ANNOUNCED_SECONDS = 60.0  # seconds
-STEPS_PER_SEARCH_STEP = 8.0  # local steps that one step of an attack's search costs: measured
-TEST_SECONDS = 20.0  # CPU seconds of all guarantee tests: measured
-SHARED_REPLAY_SHARE = 0.3  # of a client's round, for each of several that share their work: measured
-
-
-@dataclass(frozen=True)
-class UnitCost:
-    """CPU seconds of a client's round in the first phase, and of one step on a batch with the classifier (in the first
-    phase too, where there is no classifier)."""
-
-    round: float
-    step: float
-
-    def round_seconds(self, plan: Plan, phase: str, size: int) -> float:
-        """Of one client's round in a phase: the first as it was timed, others by their steps."""
-        if phase == plan.method.audit_hooks.phase(0):
-            return self.round
-        return self.step * _local_steps(plan, size)
-
-
-def _local_steps(plan: Plan, size: int) -> int:
-    return max(int(plan.method.audit_hooks.settings(size).get("local_steps") or 1), 1)
-
-
-def describe_estimate(experiment: Experiment, searches: Iterable[int]) -> str:
-    """ "estimated ..." for a run above a minute, else "". searches: the length of each attack's longest search."""
-    if experiment.engine.clients_remember:  # real clients: nothing of theirs is timed here
+def describe_estimate(experiment: Experiment, attacks: Mapping[str, Attack]) -> str:
+    """ "estimated ..." for a run above a minute, else "". A client of somebody else's code, or machine, is not timed."""
+    own = isinstance(experiment.plan.method, OwnTraining) or not type(experiment.plan.method).__module__.startswith(
+        "privdd."
+    )
+    if experiment.engine.clients_remember or own:
         return ""
-    lengths = list(searches)
-    price = estimate_cost(experiment, time_unit_costs(experiment), lengths)
-    if (
-        price.wall_seconds >= MIN_ANNOUNCED_SECONDS
-    ):  # a first round may also compute what is kept from then on, such as rows of a public map
-        price = estimate_cost(experiment, time_unit_costs(experiment), lengths)
-    if price.wall_seconds < MIN_ANNOUNCED_SECONDS:
+    cost = estimate_cost(experiment, attacks, ANNOUNCEMENT_SECONDS)
+    if cost.wall_seconds < MIN_ANNOUNCED_SECONDS:
         return ""
-    kind = {"serial": "one process", "processes": f"{price.workers} processes", "ray": f"{price.workers} Ray workers"}
-    memory = format_bytes(price.memory)
-    return f"estimated {format_seconds(price.wall_seconds)} on {kind[experiment.engine.kind]}, {memory} at least; --dry-run for details"
-
-
-def time_unit_costs(experiment: Experiment) -> UnitCost:
-    """The audited client's first round, whose result is thrown away, and a step of its classifier."""
-    plan = experiment.plan
-    broadcast = plan.method.broadcast(plan.method.init(plan.problem, plan.keys.fold("public", "init")))
-    with torch_threads(experiment.engine.threads), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the run itself warns
-        took, memory = _time_client_round(experiment, broadcast)
-        project = plan.method.audit_hooks.maps(broadcast, memory, plan.problem).get("projection", lambda x: x)
-        return UnitCost(took, _time_training_step(experiment, took, project))
-
-
-def _time_client_round(experiment: Experiment, broadcast: Values) -> tuple[float, State]:
-    """(CPU seconds, what is remembered): the first turns of each long loop, scaled. Code that never reaches a counted
-    loop, such as a user's own training, is stopped after ``MAX_ROUND_SECONDS``: it then takes longer than is said."""
-    plan = experiment.plan
-    with truncate_loops(LOOP_ALLOWANCE) as part:
-        began = part.cpu_seconds()
-        try:
-            with cpu_time_limit(MAX_ROUND_SECONDS, unless=lambda: part.turns > 0):
-                shard, ctx = experiment.shards[plan.victim], plan.client_context(0, plan.victim)
-                memory = plan.method.local(broadcast, {}, shard, ctx)[1]
-        except TimeLimitExceeded:
-            memory = {}
-        return part.cpu_seconds() - began, memory
-
-
-def _time_training_step(experiment: Experiment, round: float, project: Images) -> float:
-    """The second of two, so that all is warm. A network of the user's own may have layers that are frozen or not used.
-
-    project: from records to what the classifier reads.
-    """
-    plan, records = experiment.plan, experiment.shards[experiment.plan.victim].train
-    model = plan.method.audit_hooks.classifier(plan.problem)
-    if model is None or not len(records):
-        return round / _local_steps(plan, len(records))
-    model = to_device(model, plan.problem.device).requires_grad_()
-    batch = slice(int(plan.method.audit_hooks.settings(len(records)).get("batch_size") or 16))
-    x, y = to_device((project(records.x[batch]), records.y[batch]), plan.problem.device)
-    for _ in range(2):
-        began = time.process_time()
-        loss = functional.cross_entropy(model(x), y)
-        grads = torch.autograd.grad(loss, list(model.parameters()), allow_unused=True)
-        [grad.sum().item() for grad in grads[-1:] if grad is not None]  # a GPU has finished
-    return time.process_time() - began
-
-
-def count_replays(experiment: Experiment) -> tuple[int, int, float]:
-    """(replays of the audited client, of the whole federation, what one of several together costs of one alone)."""
-    plan, audit = experiment.plan, experiment.audit_settings
-    closed = experiment.privacy.unit == "record" and is_closed_form(plan)  # if an attack reads it, as one of "all" does
-    worlds = min(audit.worlds, audit.processed_worlds if closed else audit.worlds)
-    federations = min(audit.federations, audit.processed_federations if closed else audit.federations)
-    return (
-        worlds,
-        federations,
-        SHARED_REPLAY_SHARE if plan.method.audit_hooks.shares_work and not plan.mechanisms else 1.0,
-    )
-
-
-def estimate_cost(experiment: Experiment, unit: UnitCost, searches: Iterable[int]) -> CostEstimate:
-    """The price at these costs of a client's work."""
-    plan, audit, size = experiment.plan, experiment.audit_settings, len(experiment.shards[experiment.plan.victim].train)
-    phases = [plan.method.audit_hooks.phase(t) for t in range(plan.method.rounds)]
-    cost = {phase: unit.round_seconds(plan, phase, size) for phase in phases}
-    one = sum(cost[phase] * min(audit.rounds, SNAPSHOTS_PER_PHASE, phases.count(phase)) for phase in cost)
-    attacks = [STEPS_PER_SEARCH_STEP * unit.step * length for length in searches]
-    worlds, federations, share = count_replays(experiment)
-    stages = {
-        "start": START_SECONDS,
-        **worker_start_seconds(experiment.engine, experiment.run.device),
-        "train": sum(cost[phase] * len(plan.participants(t)) for t, phase in enumerate(phases)),
-        "worlds": one * share * (worlds - 1),
-        "federations": cost[phases[-1]] * federations * count_federation_rounds(experiment),
-        "attacks": sum(attacks),
-        "guarantee tests": TEST_SECONDS if plan.mechanisms else 0.0,
-    }
-    least = least_needs(experiment)
-    return CostEstimate(stages, max(attacks, default=0.0), experiment.engine.size, least.memory, least.disk)
-
-
-# --- extrapolated ------------------------------------------------------------------------------
-# The price of a run whose rounds are long: a part of a few of them, scaled by the run's own numbers of steps, rounds,
-# clients, replays and search steps.
-#
-# Attacks and guarantee tests are not run: they cost what they did on digits, attacks in steps of local training.
-
-
-PROBE_TEST_SECONDS = 10.0  # CPU seconds of guarantee tests in a probe
-REFERENCE_SLOW_RUNS = 40  # of guarantee tests, that TESTS was measured with
-
-
-def extrapolate_cost(whole: Experiment, rounds: RoundTimings, step: float, searches: Sequence[int]) -> CostEstimate:
-    """step: CPU seconds of one step of local training; searches: the length of each attack's longest search."""
-    plan, audit, least = whole.plan, whole.audit_settings, least_needs(whole)
-    took = [rounds.timing_of(plan, t).seconds_for(len(plan.participants(t))) for t in range(plan.method.rounds)]
-    worlds, federations, share = count_replays(whole)
-    shared = count_shared_rounds(plan.method, audit.federation_rounds)  # played once for all
-    attacks = [STEPS_PER_SEARCH_STEP * step * length for length in searches]
-    stages = {
-        "start": START_SECONDS,
-        **worker_start_seconds(whole.engine, whole.run.device),
-        "train": rounds.opening + sum(took),
-        "worlds": (1.0 if rounds.chained else share) * (worlds - 1) * _seconds_of_replay(whole, rounds),
-        "federations": (federations * sum(took[shared:]) + sum(took[:shared])) if federations > 1 else 0.0,
-        "attacks": sum(attacks),
-        "guarantee tests": TEST_SECONDS * audit.guarantee.slow_runs / REFERENCE_SLOW_RUNS if plan.mechanisms else 0.0,
-    }
-    stages = {name: value for name, value in stages.items() if value}
-    return CostEstimate(
-        stages,
-        max(attacks, default=0.0),
-        whole.engine.size,
-        least.memory,
-        least.disk,
-        describe_source(rounds),
-        rounds.least,
-    )
-
-
-def probe_seconds(whole: Experiment, worlds: int, rounds: RoundTimings, step: float, searches: Iterable[int]) -> float:
-    """CPU seconds of ``estimate_from_probe``, roughly: one round of each phase, the first thrice, replays in each, searches.
-
-    worlds: the replays of its audit; rounds, step: of the whole run; searches: steps of the probe's.
-    """
-    plan, firsts = whole.plan, dict[str, RoundTiming]()
-    for t, one in rounds.timed.items():
-        firsts.setdefault(plan.method.audit_hooks.phase(t), one)
-    trained = [one.seconds_for(len(whole.shards)) for one in (*firsts.values(), *2 * [rounds.timed[min(rounds.timed)]])]
-    replays = (worlds + 1) * count_replays(whole)[2] * sum(one.victim for one in firsts.values())
-    return (
-        sum(trained)
-        + replays
-        + STEPS_PER_SEARCH_STEP * step * sum(searches)
-        + (PROBE_TEST_SECONDS if plan.mechanisms else 0.0)
-    )
-
-
-def _seconds_of_replay(whole: Experiment, rounds: RoundTimings) -> float:
-    """CPU seconds of one replay of the audited client: in the rounds that are replayed, in all where it remembers."""
-    plan, phases = whole.plan, dict[str, list[float]]()
-    if rounds.chained:
-        return sum(rounds.timing_of(plan, t).victim for t in range(plan.method.rounds))
-    for t in range(plan.method.rounds):
-        phases.setdefault(plan.method.audit_hooks.phase(t), []).append(rounds.timing_of(plan, t).victim)
-    return sum(
-        sum(took) / len(took) * min(whole.audit_settings.rounds, SNAPSHOTS_PER_PHASE, len(took))
-        for took in phases.values()
-    )
-
-
-def describe_source(rounds: RoundTimings) -> str:
-    """Where the price comes from, in plain words."""
-    timed = f"{len(rounds.timed)} round{'s' * (len(rounds.timed) > 1)}"
-    how = ["two clients"]
-    if rounds.left:
-        how.append("the first steps of each long loop")
-    if rounds.share > 1:
-        how.append(f"one in {rounds.share} of a client's records")
-    said = f"extrapolated from a part of {timed} on this machine ({', '.join(how)}); attacks and guarantee tests were not run"
-    if rounds.least:
-        said += f"; a client's round did not end within {MAX_ROUND_SECONDS:.0f} CPU s on few of its records: training takes more than this"
-    return f"{said}: rough, the share of attacks may be off by a factor of five"
+    size = experiment.engine.size
+    kind = {"serial": "one process", "processes": f"{size} processes", "ray": f"{size} Ray workers"}[
+        experiment.engine.kind
+    ]
+    memory = format_bytes(cost.needs.memory)
+    return f"estimated {format_seconds(cost.wall_seconds)} on {kind}, {memory} at least; --dry-run for details"

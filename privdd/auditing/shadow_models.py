@@ -6,10 +6,12 @@ Every replay is cached on its own, so that an audit that was killed can go on.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
@@ -29,10 +31,9 @@ from privdd.auditing.replay import (
     round_chain,
 )
 from privdd.auditing.signal_extraction import POPULATION_RECORDS, SIGNAL_READERS, Signals, extract_signals
-from privdd.auditing.timing import SpeedTrial, TrainingChoice, choose_training, speed_key
 from privdd.auditing.views import FinishedRun, describe_granted_knowledge, describe_other_networks
 from privdd.core.device import to_device
-from privdd.core.types import Shard, State, Tensors
+from privdd.core.types import Problem, Shard, State, Tensors
 from privdd.federated.channel import tensor_shapes
 from privdd.federated.method import Method
 from privdd.federated.simulation import Plan, Progress, Snapshot, run_round, start_training
@@ -50,6 +51,23 @@ from privdd.runtime.workers import torch_threads
 
 
 LATER_SIGNALS = ("joint", "public_logits", "gradient_", "shared_noise")  # signals that earlier versions did not keep
+
+
+MAX_WIDE_NUMBERS = 256  # numbers of an image, up to which eight networks train faster as a wide one on a CPU: measured
+
+
+@dataclass(frozen=True)
+class TrainingChoice:
+    """How replays are trained, and why so."""
+
+    training: Literal["loop", "vectorised"]
+    why: str
+
+
+def prefers_wide_network(method: Method, problem: Problem, replays: int) -> bool:
+    """The rule of ``audit.training=auto`` where replays share no work: small images or a GPU, and more than two wide networks."""
+    small = problem.device.startswith("cuda") or math.prod(problem.shape) <= MAX_WIDE_NUMBERS
+    return small and replays > 2 * method.audit_hooks.worlds_per_pass
 
 
 @dataclass(frozen=True)
@@ -85,8 +103,7 @@ def run_replay_task(task: ReplayTask) -> list[Signals] | None:
 class ShadowTraining:
     """All worlds of one audited round.
 
-    passing: earlier rounds that its replays pass and that are read as well; like: replayed as that stage is, without
-    a trial of its own.
+    passing: earlier rounds that its replays pass and that are read as well; like: replayed as that stage is.
     """
 
     plan: Plan
@@ -118,36 +135,28 @@ class ShadowTraining:
 
     @cached_property
     def training_choice(self) -> TrainingChoice:
-        """How the worlds are replayed; stored in the run folder, so that a resumed run does the same."""
-        if (
-            self.like is not None and not self.plan.method.audit_hooks.shares_work
-        ):  # a method that shares work has no choice
+        """How the worlds are replayed: by the settings alone, so that a resumed run, on any engine, does the same."""
+        hooks = self.plan.method.audit_hooks
+        if self.like is not None and not hooks.shares_work:  # a method that shares work has no choice
             return self.like.training_choice
-        if self.plan.method.audit_hooks.shares_work and len(
-            self._read_cached(self._cache_folder(), self._real_signals)
-        ) == len(self.game.masks):
-            return TrainingChoice("loop", "nothing to replay: all shadow models are kept from an earlier start")
-        record = self.folder.path / "worlds" / f"{self._cache_key(self.config)}.json"
-        with torch_threads(self.engine.threads):
-            return choose_training(self.training, self.speed_trial(), record)
-
-    def speed_trial(self) -> SpeedTrial:
-        """One world against a group, to be timed before choosing between them."""
-        plan, group = self.plan, self.replay_groups[0] if self.replay_groups else range(0)
-        records = len(self.game.shard_of_replay(self.shard, group[0]).train) if group else 0
-        settings = plan.method.audit_hooks.settings(records)
-        steps = settings.get("local_steps")
-        return SpeedTrial(
-            alone=self.replay_task(group[:1], batched=False).run,
-            first=lambda: self.first_group,
-            again=self.replay_task(group, batched=True).run,
-            group=len(group),
-            worlds=len(self.game.masks) - 1,
-            steps=None if steps is None else int(steps) * len(self.round_chain),
-            key=speed_key(plan.method, plan.problem, settings, records, len(group)),
-            device=plan.problem.device,
-            always=plan.method.audit_hooks.shares_work,
+        if self.training == "loop" or not self.replay_groups:
+            return TrainingChoice("loop", "as asked for" if self.replay_groups else "nothing to replay")
+        asked = self.training == "vectorised"
+        replays = len(self.game.masks) - 1
+        if not (hooks.shares_work or asked or prefers_wide_network(self.plan.method, self.plan.problem, replays)):
+            return TrainingChoice("loop", "too few worlds, or images too large, for one wide network to be faster")
+        if len(self._read_cached(self._cache_folder(apart=not hooks.shares_work), self._real_signals)) > replays:
+            return TrainingChoice("vectorised", "nothing to replay: all shadow models are kept from an earlier start")
+        if self.first_group is None:
+            return TrainingChoice("loop", "the method, its network or this round has no batched form")
+        why = (
+            "replays share their work"
+            if hooks.shares_work
+            else "as asked for"
+            if asked
+            else "many worlds of small images"
         )
+        return TrainingChoice("vectorised", why)
 
     @cached_property
     def first_group(self) -> list[Signals] | None:

@@ -116,7 +116,6 @@ def _audit_into_folder(config: DictConfig, path: Path, argv: Sequence[str], held
     from privdd.auditing.findings import write_audit
     from privdd.auditing.pipeline import audit_experiment
     from privdd.cli.build import build_attacks, build_experiment, build_shipped_attacks
-    from privdd.cli.dry_run import lengths_of_used_searches
     from privdd.cli.validation import check_config_types
     from privdd.reporting.page import write_report
     from privdd.reporting.policy import EXIT_BROKEN, breaks_policy, policy_of_settings
@@ -141,8 +140,7 @@ def _audit_into_folder(config: DictConfig, path: Path, argv: Sequence[str], held
     folder = prepare_run_folder(path, config)
     print_run_line(experiment, path)
     held.enter_context(_deterministic_run(experiment))
-    wanted = lengths_of_used_searches(config, experiment.plan.method, attacks)
-    if not folder.checkpoint_file.exists() and (price := describe_estimate(experiment, wanted)):
+    if not folder.checkpoint_file.exists() and (price := describe_estimate(experiment, attacks)):
         print(f"privdd: {price}", file=sys.stderr)
     with print_resume_command("audit", path, config):
         audited = audit_experiment(experiment, attacks, folder, earlier)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import gzip
 import importlib
 import math
+import os
 import socket
 import sys
 from collections.abc import Iterator
@@ -24,7 +25,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from privdd.core.rng import Keys
-from privdd.core.user_folders import DATA_VARIABLE, cache_folder
 from privdd.data.dataset import DataNotFound, Dataset, dataset_from_pairs
 
 # --- digits ------------------------------------------------------------------------------------
@@ -94,12 +94,19 @@ def _declare_operators() -> None:
 # Where downloads are kept, and downloads through torchvision that give up on a silent server.
 
 
+DATA_VARIABLE = "PRIVDD_DATA"  # downloads, where data.root is not set
+
+
 def data_folder() -> Path:
-    """Where downloads go when data.root is not set. Raises DataNotFound for a user without a home."""
-    folder = cache_folder(DATA_VARIABLE)
-    if folder is None:
-        raise DataNotFound(f"no folder for downloads: set {DATA_VARIABLE} or data.root")
-    return folder
+    """Where downloads go when data.root is not set: PRIVDD_DATA, else privdd in $XDG_CACHE_HOME or ~/.cache.
+
+    Raises DataNotFound for a user without a home.
+    """
+    own, shared = os.environ.get(DATA_VARIABLE), os.environ.get("XDG_CACHE_HOME")
+    try:
+        return Path(own) if own else Path(shared or Path.home() / ".cache") / "privdd"
+    except RuntimeError:
+        raise DataNotFound(f"no folder for downloads: set {DATA_VARIABLE} or data.root") from None
 
 
 DOWNLOAD_TIMEOUT = 20.0  # seconds that a silent server may hold a download up

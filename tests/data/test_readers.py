@@ -5,10 +5,12 @@ from __future__ import annotations
 import importlib
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from privdd.data.readers import import_torchvision
+from privdd.data.dataset import DataNotFound
+from privdd.data.readers import data_folder, import_torchvision
 
 # A build whose compiled operators do not load, as a CUDA build beside CPU torch: the library is refused.
 WITHOUT_OPERATORS = """
@@ -45,3 +47,20 @@ def test_other_failures_are_not_hidden(monkeypatch):
     monkeypatch.setattr(importlib, "import_module", fails)
     with pytest.raises(RuntimeError, match="another reason"):
         import_torchvision()
+
+
+def test_downloads_lie_where_the_user_says_or_in_the_usual_cache(monkeypatch, tmp_path):
+    monkeypatch.setenv("PRIVDD_DATA", str(tmp_path))
+    assert data_folder() == tmp_path
+    monkeypatch.delenv("PRIVDD_DATA")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
+    assert data_folder() == Path("/somewhere/privdd")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert data_folder() == Path.home() / ".cache" / "privdd"
+
+    def nobody():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", nobody)
+    with pytest.raises(DataNotFound, match="PRIVDD_DATA"):
+        data_folder()
