@@ -172,14 +172,9 @@ def step_losses(x: np.ndarray, mus: np.ndarray, probabilities: np.ndarray) -> np
 
 
 def draw_tilted_runs(
-    mus: np.ndarray,
-    probabilities: np.ndarray,
-    delta: float,
-    runs: int,
-    generator: np.random.Generator,
-    *,
+    mus: np.ndarray, probabilities: np.ndarray, delta: float, runs: int, generator: np.random.Generator, *,
     confidence: float = 0.95,
-) -> TiltedDraws:
+) -> TiltedDraws:  # fmt: skip
     """Coins and noise of at most ``runs`` runs of a transcript with planned steps (mu_i, q_i), (T,) each.
 
     Fewer where fewer of ``PROPOSAL_COUNT`` are suitable. Any plan is valid, also a wrong one: it only costs tightness.
@@ -265,9 +260,8 @@ class _PlannedTranscript:
             epsilon = (total - math.log(delta) + s * math.log(s / (s + 1)) - math.log(s + 1)) / s
             best = min(best, (epsilon, float(s)))
         s = best[1]
-        return _PlannedTranscript(
-            mus, q, s, sum(_loss_cumulant(m, p, s) for m, p in zip(mus, q))
-        )  # exact, unlike the choice of s
+        # exact, unlike the choice of s
+        return _PlannedTranscript(mus, q, s, sum(_loss_cumulant(m, p, s) for m, p in zip(mus, q)))
 
     def log_peak(self, eps0: float) -> float:
         """K plus ln M, M the largest value of e^(-sY) (1 - e^(eps0 - Y))."""

@@ -192,16 +192,10 @@ def _log_ratio(power: float, error: float) -> float:
 
 
 def from_scores(
-    scores: Any,
-    member: Any,
-    *,
-    delta: float,
-    confidence: float = 0.95,
+    scores: Any, member: Any, *, delta: float, confidence: float = 0.95,
     method: Literal["clopper_pearson", "gaussian", "bayesian"] = "clopper_pearson",
-    thresholds: Sequence[float] | None = None,
-    split: float = 0.5,
-    generator: np.random.Generator | None = None,
-) -> Bound:
+    thresholds: Sequence[float] | None = None, split: float = 0.5, generator: np.random.Generator | None = None,
+) -> Bound:  # fmt: skip
     """A bound from ``scores`` (n,) of independent trials, larger = member, and ``member`` (n,) bool.
 
     With ``thresholds``, fixed before the scores were seen: one is used as it is; several share alpha
@@ -225,15 +219,9 @@ def from_scores(
 
 
 def one_run_from_scores(
-    scores: Any,
-    member: Any,
-    *,
-    delta: float,
-    generator: np.random.Generator,
-    guesses: Sequence[tuple[int, int]],
-    confidence: float = 0.95,
-    method: Literal["one_run", "fdp_one_run", "fdp_one_run_gaussian"] = "one_run",
-) -> Bound:
+    scores: Any, member: Any, *, delta: float, generator: np.random.Generator, guesses: Sequence[tuple[int, int]],
+    confidence: float = 0.95, method: Literal["one_run", "fdp_one_run", "fdp_one_run_gaussian"] = "one_run",
+) -> Bound:  # fmt: skip
     """One-run bound from ``scores`` (m,) of one run whose ``member`` (m,) bits are independent fair coins.
 
     method: Steinke's bound, or the f-DP one for any mechanism or, an estimate, for Gaussian trade-offs. guesses: pairs
@@ -274,13 +262,9 @@ ONE_RUN_BOUNDS: dict[str, Callable[..., float]] = {
 
 
 def _split_trials(
-    values: np.ndarray,
-    inside: np.ndarray,
-    delta: float,
-    share: float,
-    generator: np.random.Generator | None,
+    values: np.ndarray, inside: np.ndarray, delta: float, share: float, generator: np.random.Generator | None,
     method: str,
-) -> tuple[np.ndarray, np.ndarray, list[float]]:
+) -> tuple[np.ndarray, np.ndarray, list[float]]:  # fmt: skip
     if generator is None or not 0 < share < 1:
         raise ValueError(f"split={share}, generator={generator}: a share in (0, 1) and a generator are needed")
     chosen = np.zeros(len(values), dtype=bool)

@@ -17,8 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attacks.epsilon import one_run_from_scores
-from attacks.membership.attack import FALSE_POSITIVE_RATES, guess_counts, unreadable_finding
+from attacks.membership.attack import membership_measures, unreadable_finding
 from attacks.membership.base import Base
 from attacks.membership.density import GradientDensity
 from attacks.membership.lira import Lira
@@ -26,7 +25,6 @@ from attacks.membership.rmia import Rmia
 from attacks.membership.shadow_classifier import ShadowClassifier
 from attacks.membership.signals import logit_scaled
 from attacks.membership.threshold import LossThreshold
-from attacks.roc import auc_interval, roc, thin_curve, tpr_at_fpr
 from attacks.statistics import binomial_p_value
 from attacks.types import Adversary, Family, Finding, Knowledge, Surface, Truth, View, Worlds
 from attacks.validation import check_archive
@@ -74,13 +72,9 @@ def arrays_to_worlds(arrays: Mapping[str, np.ndarray]) -> Worlds:
 
 
 def audit_scores(
-    path: str | Path,
-    *,
-    surface: Surface = Surface.GLOBAL_MODEL,
-    delta: float = 1e-5,
-    confidence: float = 0.95,
+    path: str | Path, *, surface: Surface = Surface.GLOBAL_MODEL, delta: float = 1e-5, confidence: float = 0.95,
     seed: int = 0,
-) -> list[Finding]:
+) -> list[Finding]:  # fmt: skip
     """Membership findings from the file's arrays: one for bare scores, else one per attack.
 
     Signals are read as logit-scaled confidences. Epsilon is the one-run bound: it holds if each record
@@ -128,31 +122,17 @@ def _add_score_figures(finding: Finding, scores: Tensor | None, masks: Tensor, b
 def _audit_bare_scores(
     arrays: Mapping[str, np.ndarray], surface: Surface, delta: float, confidence: float, seed: int
 ) -> Finding:
-    scores, member = arrays["scores"].astype(np.float64), arrays["member"].astype(bool)
-    curve = roc(scores, member)
-    rng, guesses = np.random.default_rng(seed), guess_counts(len(scores))
-    bound = one_run_from_scores(scores, member, delta=delta, generator=rng, guesses=guesses, confidence=confidence)
-    rates = {}
-    for rate in FALSE_POSITIVE_RATES:
-        tpr, interval, resolvable = tpr_at_fpr(scores, member, rate, confidence)
-        rates[str(rate)] = {"tpr": tpr, "ci": list(interval), "resolvable": resolvable}
-    measures: dict[str, Any] = {
-        "auc": curve.auc,
-        "auc_ci": list(auc_interval(scores, member, confidence)),
-        "tpr_at_fpr": rates,
-        "epsilon_measured": bound.value,
-        "epsilon_method": bound.method,
-        "epsilon_validity": bound.validity,
-        "confidence": confidence,
-        "n": len(scores),
-    }
-    if "blind" in arrays:
-        measures["blind_auc"] = roc(arrays["blind"], member).auc
-    fpr, tpr_curve = thin_curve(curve)
-    figures: dict[str, Tensor] = {"roc_fpr": fpr, "roc_tpr": tpr_curve}
+    scores, member = (
+        torch.from_numpy(arrays[n].astype(t))[None] for n, t in (("scores", np.float64), ("member", bool))
+    )
+    blind = torch.from_numpy(arrays.get("blind", np.zeros(scores.shape[1])).astype(np.float64))
+    measures, figures = membership_measures(
+        scores, Worlds({}, member, blind, torch.zeros(scores.shape[1])),
+        delta=delta, generator=np.random.default_rng(seed), confidence=confidence,
+    )  # fmt: skip
+    del measures["worlds"]  # nothing is known of any but the audited model
     bare = Finding(surface, "scores", Family.MEMBERSHIP, Adversary.SERVER, measures, figures)
-    rows = torch.from_numpy(scores)[None], torch.from_numpy(member)[None]
-    return _drop_unsupported(_add_score_figures(bare, *rows, arrays.get("blind")), arrays, member)
+    return _drop_unsupported(_add_score_figures(bare, scores, member, arrays.get("blind")), arrays, arrays["member"])
 
 
 def _drop_unsupported(finding: Finding, arrays: Mapping[str, np.ndarray], member: np.ndarray) -> Finding:
@@ -161,7 +141,7 @@ def _drop_unsupported(finding: Finding, arrays: Mapping[str, np.ndarray], member
     if binomial_p_value(int(member.sum()), len(member), 0.5) < 1e-3:
         dropped |= {"epsilon_measured", "epsilon_method", "epsilon_validity"}
     kept = {name: value for name, value in finding.measures.items() if name not in dropped}
-    return Finding(finding.surface, finding.attack, finding.family, finding.adversary, kept, finding.figures)
+    return replace(finding, measures=kept)
 
 
 def _check_shapes(arrays: Mapping[str, np.ndarray]) -> None:

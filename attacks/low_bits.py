@@ -19,9 +19,8 @@ from attacks.arrays import accepts_numpy
 # times std: numbers further from zero are multiples of a coarse step by their float format alone
 MAX_NOISE_SCALES = 8.0
 NO_BIT = 2000.0  # above that of any number
-FINEST_STEP = (
-    2.0**-18
-)  # times std: the finest step that the format of a float32 number within NEAR would not give by itself
+# times std: the finest step that the format of a float32 number within NEAR would not give by itself
+FINEST_STEP = 2.0**-18
 
 
 @dataclass(frozen=True)

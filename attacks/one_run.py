@@ -8,12 +8,12 @@ II error below f(a), in either direction.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 import numpy as np
 
-from attacks.statistics import chance_of_at_least, chance_of_exactly, check_levels, largest_refuted
+from attacks.statistics import chance_of_at_least, chance_of_exactly, check_levels, largest_refuted, shared_confidence
 from attacks.tradeoff import Curve, approximate_dp, gaussian_dp
 
 
@@ -101,3 +101,10 @@ def fdp_one_run(m: int, guesses: int, correct: int, *, delta: float, confidence:
 def fdp_one_run_mu(m: int, guesses: int, correct: int, *, confidence: float = 0.95) -> float:
     """The largest mu for which mu-Gaussian DP is refuted. Read as an epsilon it is an estimate, no bound."""
     return largest_refuted_parameter(m, guesses, correct, gaussian_dp, confidence=confidence)
+
+
+def one_run_bounds(m: int, counts: Sequence[tuple[int, int]], *, delta: float, confidence: float) -> dict[str, float]:
+    """Both bounds by name, each the best of several (guesses, right guesses); all hold together at ``confidence``."""
+    each = shared_confidence(confidence, 2 * len(counts))
+    methods: dict[str, Callable[..., float]] = {"one_run": one_run, "fdp_one_run": fdp_one_run}
+    return {name: max(bound(m, *c, delta=delta, confidence=each) for c in counts) for name, bound in methods.items()}

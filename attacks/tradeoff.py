@@ -92,9 +92,8 @@ def most_testable_point(curve: Curve, runs: int, *, confidence: float = 0.95) ->
     share = np.where(true > 1e-9, _gaussian_mu(fpr, fnr) / np.maximum(true, 1e-9), -np.inf)
     at = int(np.argmax(share[1:-1])) + 1
     slopes = np.maximum(-np.diff(beta) / np.diff(alpha), 1e-300)
-    return TradeoffPoint(
-        float(alpha[at]), float(np.log(slopes[at - 1] * slopes[at]) / 2)
-    )  # dP/dQ there is minus the slope
+    # dP/dQ there is minus the slope
+    return TradeoffPoint(float(alpha[at]), float(np.log(slopes[at - 1] * slopes[at]) / 2))
 
 
 def _gaussian_mu(fpr: Any, fnr: Any) -> Any:

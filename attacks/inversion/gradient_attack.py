@@ -77,18 +77,19 @@ class GradientInversion(Attack):
 
     def run_each(self, views: Sequence[View], generators: Sequence[torch.Generator]) -> list[Evidence]:
         """``run`` on several views: those whose clients trained alike are solved as one batch."""
-        asked = [self._pose_problem(view) for view in views]
-        groups: dict[tuple[tuple[int, ...], LocalSteps], list[int]] = {}
-        for i, one in enumerate(asked):
-            groups.setdefault((one.shape, one.local), []).append(i)
+        asked, method = [self._pose_problem(view) for view in views], self.method
         found: dict[int, list[Reconstruction]] = {}
-        for (_, local), rows in groups.items():
-            together = [i for i in rows if asked[i].together and isinstance(self.method, InvertingGradients)]
-            found |= zip(
-                together, self._solve_together([asked[i] for i in together], local, [generators[i] for i in together])
-            )
-            found |= {i: self._solve_one_by_one(asked[i], generators[i]) for i in rows if i not in found}
-        return [self._build_evidence(one, found[i]) for i, one in enumerate(asked)]
+        if isinstance(method, InvertingGradients):
+            groups: dict[tuple[tuple[int, int, int, int], LocalSteps], list[int]] = {}
+            for i, one in enumerate(asked):
+                if one.together:
+                    groups.setdefault((one.shape, one.local), []).append(i)
+            for (shape, local), rows in groups.items():
+                models, streams = [asked[i].model for i in rows], [generators[i] for i in rows]
+                stacked = [[torch.stack(part) for part in zip(*asked[i].gradients)] for i in rows]
+                found |= zip(rows, method.reconstruct_models(models, stacked, shape, generators=streams, local=local))
+        rest = {i: self._solve_one_by_one(asked[i], generators[i]) for i in range(len(asked)) if i not in found}
+        return [self._build_evidence(one, (found | rest)[i]) for i, one in enumerate(asked)]
 
     def _pose_problem(self, view: View) -> _GradientProblem:
         captures = view.captures[: self.captures]
@@ -96,16 +97,6 @@ class GradientInversion(Attack):
         gradients = [observed_gradients(view, capture, model) for capture in captures]
         shape = (int(view.knowledge.settings.get("batch_records", 1)), *view.knowledge.shape)
         return _GradientProblem(view, captures, model, local, gradients, shape, _is_one_model(captures))
-
-    def _solve_together(
-        self, asked: Sequence[_GradientProblem], local: LocalSteps, generators: Sequence[torch.Generator]
-    ) -> list[list[Reconstruction]]:
-        if not asked or not isinstance(self.method, InvertingGradients):
-            return []
-        stacked = [[torch.stack(part) for part in zip(*one.gradients)] for one in asked]
-        return self.method.reconstruct_models(
-            [one.model for one in asked], stacked, asked[0].shape, generators=generators, local=local
-        )
 
     def _solve_one_by_one(self, asked: _GradientProblem, generator: torch.Generator) -> list[Reconstruction]:
         return [
@@ -149,11 +140,10 @@ class GradientInversion(Attack):
             measures["diagnostics"]["norm_layers"] = _norm_layers(view.knowledge.model)
         figures = dict(compared.figures)
         if truth.virtual is not None and len(truth.virtual) >= len(compared.rows):
-            virtual = compare_with_records(_require_images(evidence), view, _virtual_truth(truth))
-            measures["diagnostics"]["psnr_to_virtual"] = virtual.measures["psnr"]
-            measures["note"] = (
-                f"{virtual.measures['psnr']:.1f} dB to the nearest of the images that stood in for the records"
-            )
+            stood_in = replace(truth, x=truth.virtual, y=truth.y.new_zeros(len(truth.virtual)))
+            near = compare_with_records(_require_images(evidence), view, stood_in).measures["psnr"]
+            measures["diagnostics"]["psnr_to_virtual"] = near
+            measures["note"] = f"{near:.1f} dB to the nearest of the images that stood in for the records"
         return Finding(view.surface, self.name, self.family, Adversary.SERVER, measures, figures)
 
     def _diagnose_objective(self, evidence: Evidence, view: View, truth: Truth) -> dict[str, Any]:
@@ -187,13 +177,6 @@ def _is_one_model(captures: Sequence[Capture]) -> bool:
     return all(c.broadcast.keys() == first.keys() for c in captures) and all(
         torch.equal(value, c.broadcast[name]) for c in captures[1:] for name, value in first.items()
     )
-
-
-def _virtual_truth(truth: Truth) -> Truth:
-    """The truth with the virtual images that stood in for the records."""
-    images = truth.virtual if truth.virtual is not None else truth.x
-    labels = truth.y.new_zeros(len(images))
-    return Truth(images, labels, truth.heldout_x, truth.heldout_y, truth.counts)
 
 
 def _norm_layers(model: nn.Module) -> str:

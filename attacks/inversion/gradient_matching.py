@@ -27,10 +27,8 @@ Objective = Callable[[Gradients, Gradients], tuple[Tensor, list[Tensor]]]
 LayerStatistics = Mapping[str, tuple[Tensor, Tensor]]  # batch-norm layer -> (mean, variance)
 MIN_NORM = 1e-20
 CPU_MEMORY = 2**30  # bytes, about, that the problems which go through the model at once may take on the CPU
-NUMBERS_PER_ACTIVATION, NUMBERS_PER_PARAMETER = (
-    8,
-    6,
-)  # numbers kept a step for each activation and each parameter: a third above the ConvNet's
+# numbers kept a step for each activation and each parameter: a third above the ConvNet's
+NUMBERS_PER_ACTIVATION, NUMBERS_PER_PARAMETER = (8, 6)
 MIN_RECORDED_ITERATIONS = 400  # of a search, from which recording its kernels once costs less than it saves
 
 
@@ -265,14 +263,9 @@ def draw_normal_like(images: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def minimise_objective(
-    slope: MatchingObjective,
-    start: Tensor,
-    rule: SignedAdam,
-    box: tuple[Tensor, Tensor],
-    generator: torch.Generator,
-    every: int = 50,
-    skip: float = 0.0,
-) -> DescentTrace:
+    slope: MatchingObjective, start: Tensor, rule: SignedAdam, box: tuple[Tensor, Tensor], generator: torch.Generator,
+    every: int = 50, skip: float = 0.0,
+) -> DescentTrace:  # fmt: skip
     """Minimise ``slope``'s objective from ``start`` (r, b, c, h, w) inside ``box``; keeps the best iterates.
 
     skip: share of the iterations whose iterates are not kept, because the objective is still another one.

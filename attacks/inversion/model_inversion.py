@@ -38,15 +38,9 @@ class MiFace:
         check_positive(self, "lr")
 
     def reconstruct(
-        self,
-        model: nn.Module,
-        labels: Tensor,
-        shape: tuple[int, int, int],
-        *,
-        mean: Channelwise = 0.0,
-        std: Channelwise = 1.0,
-        start: Tensor | None = None,
-    ) -> Reconstruction:
+        self, model: nn.Module, labels: Tensor, shape: tuple[int, int, int], *, mean: Channelwise = 0.0,
+        std: Channelwise = 1.0, start: Tensor | None = None,
+    ) -> Reconstruction:  # fmt: skip
         """One image (c, h, w) in [0, 1] for each of ``labels`` (b,); all descend in one batch.
 
         The model must be in evaluation mode (its images then do not depend on each other), else
@@ -62,9 +56,8 @@ class MiFace:
         taken = torch.zeros((), dtype=torch.int64, device=labels.device)
         for step in range(self.iterations):
             going = active.any()
-            if (
-                step % steps_between_reads(labels.device) == 0 and not going
-            ):  # what happens between two looks changes nothing
+            # what happens between two looks changes nothing
+            if step % steps_between_reads(labels.device) == 0 and not going:
                 break
             taken += going
             cost, slope = self._cost_and_gradient(model, pixels, images, labels)

@@ -75,9 +75,8 @@ class Imprint(ChosenModel):
                 layer.bias.zero_()
             second.weight[0] = SECOND_SCALE
             second.bias[0] = 1.0  # the unit stays open for every record, whichever way training moves it
-            head.weight[:, 0] = (
-                HEAD_SCALE * torch.linspace(0, 1, head.out_features).square()
-            )  # no class at the others' mean
+            # no class at the others' mean
+            head.weight[:, 0] = HEAD_SCALE * torch.linspace(0, 1, head.out_features).square()
 
     def record_contributions(self, model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         """The size of each record's gradient in each unit of the first layer."""

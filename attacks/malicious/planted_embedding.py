@@ -17,10 +17,8 @@ from attacks.malicious.chosen_model import ChosenModel, cluster_rows, draw_gates
 from attacks.types import Evidence, Family, Surface, View
 from attacks.validation import check_counts
 
-FIRST_SCALE, SECOND_SCALE = (
-    1e-4,
-    1e-6,
-)  # of the two layers: so small that a round of local training leaves the embedding as it is
+# of the two layers: so small that a round of local training leaves the embedding as it is
+FIRST_SCALE, SECOND_SCALE = (1e-4, 1e-6)
 GATE_LIFT = 10.0  # by how much a gate lifts the pixels for each unit that its measurement lies above the threshold
 GATE_OFFSET = 2.0  # by how much a shut gate lies below: more than a pixel, so that training cannot open it by chance
 # coordinates of a block beside the pixels: the gate alone, and the gate with a pixel that is always 1
@@ -60,9 +58,8 @@ class PlantedEmbedding(ChosenModel):
             first.bias[pixels + 1 : pixels + 1 + blocks] = -FIRST_SCALE * thresholds
             for block in range(blocks):
                 at = slice(block * size, (block + 1) * size)
-                second.weight[at, pixels] = (
-                    -GATE_OFFSET * SECOND_SCALE
-                )  # a shut block is below zero, whatever the pixels are
+                # a shut block is below zero, whatever the pixels are
+                second.weight[at, pixels] = -GATE_OFFSET * SECOND_SCALE
                 second.weight[at, pixels + 1 + block] = SECOND_SCALE * GATE_LIFT
                 second.weight[at.start + 1, pixels] = (1 - GATE_OFFSET) * SECOND_SCALE
                 second.weight[at.start + GATE_COORDINATES : at.stop, :pixels] = SECOND_SCALE * torch.eye(pixels)

@@ -282,14 +282,9 @@ def score_leave_one_out(score: Callable[[Tensor, Tensor, Tensor], Tensor], signa
 
 
 def membership_measures(
-    scores: Tensor,
-    worlds: Worlds,
-    *,
-    delta: float,
-    generator: np.random.Generator,
-    confidence: float = 0.95,
+    scores: Tensor, worlds: Worlds, *, delta: float, generator: np.random.Generator, confidence: float = 0.95,
     targets: int = 1,
-) -> tuple[dict[str, Any], dict[str, Tensor]]:
+) -> tuple[dict[str, Any], dict[str, Tensor]]:  # fmt: skip
     """The measures and figures of a membership finding from ``scores`` (K, n).
 
     ROC, AUC and TPR pool all K leave-one-world-out targets. Their intervals are clustered two ways,
@@ -328,13 +323,9 @@ def membership_measures(
 
 
 def one_run_bound(
-    scores: Tensor,
-    masks: Tensor,
-    delta: float,
-    generator: np.random.Generator,
-    confidence: float = 0.95,
+    scores: Tensor, masks: Tensor, delta: float, generator: np.random.Generator, confidence: float = 0.95,
     targets: int = 1,
-) -> Bound:
+) -> Bound:  # fmt: skip
     """The largest one-run bound over the first ``targets`` rows at confidence 1 - alpha / targets each."""
     if not 1 <= targets <= len(masks):
         raise ValueError(f"targets={targets}: between 1 and the {len(masks)} worlds")

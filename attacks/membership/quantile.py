@@ -44,9 +44,8 @@ def standardise_scores(scores: Tensor, known: Tensor, asked: Tensor, values: Ten
     mean, left_out = _ridge_predictions(s, x, q, ridge)
     residual = (s - left_out).square()
     floor = (MIN_STD_SHARE**2 * s.var()).clamp_min(1e-300)
-    log_variance, _ = _ridge_predictions(
-        (residual + floor).log(), x, q, 10 * ridge
-    )  # a second moment is harder to learn than a first
+    # a second moment is harder to learn than a first
+    log_variance, _ = _ridge_predictions((residual + floor).log(), x, q, 10 * ridge)
     return (values.double() - mean) / ((log_variance + LOG_CHI_SQUARE_MEAN) / 2).exp()
 
 

@@ -103,17 +103,16 @@ def average_noisy_copies(released: Tensor, stds: Sequence[float]) -> tuple[Tenso
 
 
 @accepts_numpy
-def nearest_distance(records: Tensor, synthetic: Tensor, *, count: int = 1) -> Tensor:
-    """Minus the mean Euclidean distance to the ``count`` nearest of a synthetic set.
+def nearest_distance(records: Tensor, synthetic: Tensor) -> Tensor:
+    """Minus the Euclidean distance to the nearest of a synthetic set.
 
     records (n, ...), synthetic (m, ...) or (K, m, ...) of the same record shape -> (n,) or (K, n).
     """
     flat = records.flatten(1)
     pool = synthetic.flatten(synthetic.ndim - records.ndim + 1)
-    if pool.shape[-1] != flat.shape[-1] or not 1 <= count <= pool.shape[-2]:
-        raise ValueError(f"records {tuple(records.shape)}, synthetic {tuple(synthetic.shape)}, count={count}")
-    distance = torch.cdist(flat, pool, compute_mode="donot_use_mm_for_euclid_dist")
-    return -distance.topk(count, dim=-1, largest=False).values.mean(-1)
+    if pool.shape[-1] != flat.shape[-1] or not pool.shape[-2]:
+        raise ValueError(f"records {tuple(records.shape)}, synthetic {tuple(synthetic.shape)}")
+    return -torch.cdist(flat, pool, compute_mode="donot_use_mm_for_euclid_dist").amin(-1)
 
 
 @accepts_numpy

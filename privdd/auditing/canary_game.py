@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from attacks.canaries import CanaryScores, draw_block_images, select_independent
-from attacks.epsilon import fdp_one_run, one_run, right_guesses
+from attacks.epsilon import right_guesses
 from attacks.membership.attack import guess_counts
-from attacks.one_run import largest_refuted_parameter
+from attacks.one_run import largest_refuted_parameter, one_run_bounds
 from attacks.statistics import shared_confidence
 from attacks.types import Adversary, Family, Finding, Surface
 from privdd.auditing.dp_tests.instrumentation import flatten_tensors, instrumented_context, value_before_noise
@@ -268,12 +268,8 @@ def canary_findings(
     member = game.inside.numpy()
     counts = right_guesses(found.canary_scores(), member, guess_counts(len(member)), keys.numpy())
     stated = ledger.epsilon(delta, client=plan.victim)
-    m, each, bounds = (
-        len(member),
-        shared_confidence(confidence, 2 * len(counts)),
-        {"one_run": one_run, "fdp_one_run": fdp_one_run},
-    )
-    best = {name: max(of(m, *c, delta=delta, confidence=each) for c in counts) for name, of in bounds.items()}
+    m = len(member)
+    best = one_run_bounds(m, counts, delta=delta, confidence=confidence)
     method = max(best, key=best.__getitem__)
     what = _describe_scores(found, counts, m, len(transcript), plan.method.rounds)
     yield _canary_finding(

@@ -130,9 +130,8 @@ def _recompute_scores(sealed: SealedCanaries, given: Mapping[str, Any], found: M
     if artifact != found["artifact"]:
         raise DamagedRun("opened.json speaks of another artifact than the one given")
     theirs: np.ndarray = np.asarray(found["scores"])
-    if not float(np.abs(scores - theirs).max()) <= RECOMPUTE_TOLERANCE * float(
-        np.abs(theirs).max()
-    ):  # NaN agrees with nothing
+    # NaN agrees with nothing
+    if not float(np.abs(scores - theirs).max()) <= RECOMPUTE_TOLERANCE * float(np.abs(theirs).max()):
         raise DamagedRun("the scores are not those of the artifact")
     return True
 

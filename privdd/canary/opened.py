@@ -14,12 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from attacks.epsilon import fdp_one_run, one_run, right_guesses
-from attacks.statistics import shared_confidence
+from attacks.epsilon import right_guesses
+from attacks.one_run import one_run_bounds
 from privdd.canary.sealed import CANARY_SCHEMA, OPENED_FILE, SealedCanaries, check_commitment, derive_seed, parse_secret
 from privdd.runtime.files import DamagedRun, read_json
 
-BOUND_METHODS = {"one_run": one_run, "fdp_one_run": fdp_one_run}
 BOUND_TOLERANCE = 1e-9  # relative, between a bound and the one computed again
 OPENED_KEYS = {"schema", "salt", "coins", "scores", "artifact", "guesses_right", "bounds", "bound", "stated", "verdict"}
 
@@ -33,15 +32,10 @@ def opened_result(
     if scores.shape != inside.shape or not np.isfinite(scores).all():
         raise DamagedRun(f"scores {scores.shape}: {len(inside)} finite numbers are needed, one for each canary")
     pairs = [(int(i), int(o)) for i, o in told["guesses"]]
-    ties = np.random.default_rng(
-        derive_seed(salt, "ties")
-    )  # fixed with the coins, so that nobody can draw until it fits
+    # fixed with the coins, so that nobody can draw until it fits
+    ties = np.random.default_rng(derive_seed(salt, "ties"))
     counts = right_guesses(scores, inside, pairs, ties)
-    each = shared_confidence(told["confidence"], len(counts) * len(BOUND_METHODS))
-    bounds = {
-        name: max(bound(len(inside), *c, delta=told["delta"], confidence=each) for c in counts)
-        for name, bound in BOUND_METHODS.items()
-    }
+    bounds = one_run_bounds(len(inside), counts, delta=told["delta"], confidence=told["confidence"])
     value = max(bounds.values())
     stated = told["stated"]
     return {

@@ -33,20 +33,10 @@ from privdd.training.sgd import (
 )
 from privdd.training.vectorised import is_vectorisable, vectorised_sgd
 
-TRAINING_HOOKS = (
-    "start",
-    "loss",
-    "correction",
-    "local",
-    "_train_client",
-    "_shared_batches",
-)  # what decides how a client trains
-COMBINING_HOOKS = (
-    "outcome",
-    "aggregate",
-    "pseudo_gradient",
-    "uploads",
-)  # what decides what is sent, and how it is combined
+# what decides how a client trains
+TRAINING_HOOKS = ("start", "loss", "correction", "local", "_train_client", "_shared_batches")
+# what decides what is sent, and how it is combined
+COMBINING_HOOKS = ("outcome", "aggregate", "pseudo_gradient", "uploads")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,6 +229,11 @@ class FedAvg(
 
     # --- training -----------------------------------------------------------------------------
 
+    @property
+    def _sgd_settings(self) -> dict[str, float]:
+        names = {"lr": "lr", "momentum": "momentum", "weight_decay": "weight_decay", "epochs": "local_epochs"}
+        return {name: getattr(self, own) for name, own in names.items()}
+
     def _train_client(self, turn: ClientRound) -> Trained:
         model = build_skeleton(self.model, turn.shard.shape, turn.shard.classes)
         params, buffers = self.start(turn)
@@ -248,15 +243,12 @@ class FedAvg(
             model,
             {**params, **buffers},
             turn.shard.train,
-            lr=self.lr,
-            momentum=self.momentum,
-            weight_decay=self.weight_decay,
             batch_size=self.batch_size,
-            epochs=self.local_epochs,
             generator=turn.ctx.keys.fold("batch").torch(),
             loss=self.loss(turn),
             correct=self.correction(turn),
             extra=self._shared_batches(turn),
+            **self._sgd_settings,
         )
         return Trained(params, *split_state(model, state), steps)
 
@@ -269,13 +261,10 @@ class FedAvg(
             model,
             start,
             [turn.shard.train for turn in turns],
-            lr=self.lr,
-            momentum=self.momentum,
-            weight_decay=self.weight_decay,
             batch_size=self.batch_size,
-            epochs=self.local_epochs,
             generators=[turn.ctx.keys.fold("batch").torch() for turn in turns],
             correct=self.correction(replace(first, memory=stacked)),
+            **self._sgd_settings,
         )
         return [Trained(start, params, {}, taken) for params, taken in done]
 
@@ -288,13 +277,10 @@ class FedAvg(
             model,
             params,
             turn.shard.train,
-            lr=self.lr,
-            momentum=self.momentum,
-            weight_decay=self.weight_decay,
-            epochs=self.local_epochs,
             ctx=turn.ctx,
             correct=self.correction(turn),
             extra=self._shared_batches(turn),
+            **self._sgd_settings,
         )
         return Trained(params, trained, {}, steps)
 

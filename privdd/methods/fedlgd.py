@@ -197,14 +197,9 @@ class FedLGD(Method, AuditHooks, hooks=("is_selected_round", "refines_in_round")
         return matching_stages(self.virtual, self.model, broadcast, shard, ctx, **when)
 
     def _distil_cells(
-        self,
-        cells: ClassCells,
-        broadcast: Mapping[str, Tensors],
-        memory: State,
-        shard: Shard,
-        ctx: ClientContext,
+        self, cells: ClassCells, broadcast: Mapping[str, Tensors], memory: State, shard: Shard, ctx: ClientContext,
         own: Sequence[Keys] | None = None,
-    ) -> Tensor:
+    ) -> Tensor:  # fmt: skip
         return distil_cells(
             self.virtual, cells, memory, self._matching_stages(broadcast, memory, shard, ctx), shard, ctx, own
         )
@@ -275,12 +270,9 @@ class FedLGD(Method, AuditHooks, hooks=("is_selected_round", "refines_in_round")
         return round > 0
 
     def local_batched(
-        self,
-        broadcast: Mapping[str, Tensors],
-        memories: Sequence[State],
-        shards: Sequence[Shard],
+        self, broadcast: Mapping[str, Tensors], memories: Sequence[State], shards: Sequence[Shard],
         contexts: Sequence[ClientContext],
-    ) -> Sequence[tuple[Upload, State]] | None:
+    ) -> Sequence[tuple[Upload, State]] | None:  # fmt: skip
         """First rounds at once: they share the first one's batches, but for where images start and how they train.
 
         None later on (each client has its own images by then), under noise, and where statistics are sent or
