@@ -177,7 +177,8 @@ def check_low_bits(
             continue
         if not stated.low_bits and all(len(np.unique(side.rows)) <= FEW * count for side in sides):
             continue  # a choice among a few values is no sum that was rounded
-        scores = [lowest_set_bits(_moved_number(block.rows[:, 0], pair.axis)).min(1) for block in sides]
+        numbers = [_moved_number(block.rows[:, 0], pair.axis) for block in sides]
+        scores = [np.asarray(lowest_set_bits(rows)).min(1) for rows in numbers]  # type: ignore[arg-type]
         half = count // 2
         parts = [
             (np.concatenate([s[w] for s in scores]), np.repeat([True, False], [len(scores[0][w]), len(scores[1][w])]))

@@ -230,7 +230,7 @@ class FedAvg(
     # --- training -----------------------------------------------------------------------------
 
     @property
-    def _sgd_settings(self) -> dict[str, float]:
+    def _sgd_settings(self) -> dict[str, Any]:
         names = {"lr": "lr", "momentum": "momentum", "weight_decay": "weight_decay", "epochs": "local_epochs"}
         return {name: getattr(self, own) for name, own in names.items()}
 
