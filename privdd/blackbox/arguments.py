@@ -12,7 +12,7 @@ from privdd.blackbox.inputs import InputShapes
 from privdd.blackbox.runner import CALLS, CONFIDENCE, SECONDS
 from privdd.core.validation import BadConfig, check_integer, check_number, parse_literal
 
-USAGE = """usage: privdd-check mechanism=package.module:Name stated.epsilon=E [stated.delta=D] [KEY=VALUE ...]
+USAGE = """usage: privdd-check mechanism=package.module:Name stated.epsilon=E stated.delta=D [KEY=VALUE ...]
 
 Is the stated epsilon true? Calls the mechanism on neighbouring inputs and looks for what refutes it.
 Exit status: 0 not refuted, 2 refuted, 1 error.

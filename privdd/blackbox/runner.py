@@ -76,6 +76,10 @@ def _make_mechanism(request: CheckRequest) -> tuple[BlackBox, CheckedClaim]:
         stated = {**defaults, **stated}
     if "epsilon" not in stated:
         raise BadConfig("stated.epsilon= is needed: the epsilon that is to be checked")
+    if "delta" not in stated:
+        raise BadConfig(
+            "stated.delta= is needed: 0 for a pure epsilon (Laplace noise), else the one stated, as stated.delta=1e-5"
+        )
     make, fresh = make_target(target, args, stated)
     kind = stated.get("kind") or guess_kind(make())
     relation = stated.get("relation") or ("zero_out" if kind == "update" else "add_remove")

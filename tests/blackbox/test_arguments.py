@@ -65,7 +65,7 @@ def written(folder: Path, **values: object) -> str:
     ],
 )
 def test_bad_arguments_are_refused_in_one_line(argument: str, says: str, tmp_path: Path, capsys) -> None:
-    extra = [] if argument.startswith("stated.epsilon=") else ["stated.epsilon=1"]
+    extra = [] if argument.startswith("stated.epsilon=") else ["stated.epsilon=1", "stated.delta=0"]
     assert main([written(tmp_path), argument, *extra]) == 1
     err = capsys.readouterr().err
     assert says in err.splitlines()[-1]

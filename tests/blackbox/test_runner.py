@@ -136,7 +136,13 @@ def test_warnings_of_a_mechanism_stay_out_of_the_terminal(tmp_path: Path) -> Non
         "def noise(update):\n"
         "    warnings.warn('an odd input')\n"
         "    return [rng.normal(0, 1, np.shape(a)) for a in update]\n"
-        "print(check(noise, stated={'epsilon': 1.0}, kind='update', max_calls=2000, seconds=5.0).refuted)\n"
+        "print(check(noise, stated={'epsilon': 1.0, 'delta': 1e-5}, kind='update', max_calls=2000, seconds=5.0).refuted)\n"
     )
     ran = subprocess.run([sys.executable, "-W", "always", "warns.py"], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert ran.stdout == "False\n" and "an odd input" not in ran.stderr
+
+
+def test_a_statement_without_its_delta_is_refused() -> None:
+    """Gaussian noise has no finite epsilon at delta 0, so no delta may be taken for granted."""
+    with pytest.raises(BadConfig, match=r"stated\.delta= is needed: 0 for a pure epsilon"):
+        check(lambda update: update, stated={"epsilon": 8.0}, kind="update")
