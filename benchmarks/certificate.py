@@ -28,6 +28,7 @@ from privdd.cli.build import build_attacks, build_experiment
 from privdd.cli.compose import compose_config, config_dir, default_attacks
 from privdd.federated.experiment import Experiment
 from privdd.federated.simulation import Progress, run_round, start_training
+from privdd.reporting.export import write_markdown_page
 
 SECONDS = 30.0  # of processor time that a certificate may cost
 
@@ -148,7 +149,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     torch.set_num_threads(1)
     rows = collect(given, ["data=digits", "preset=default", *given.more], measured)
     if given.write:
-        given.write.write_text(page(rows, given.command))
+        write_markdown_page(given.write, page(rows, given.command))
     else:
         print(table(rows))
     for line in broken(rows):

@@ -22,6 +22,7 @@ import torch
 from benchmarks.machine import hardware
 from benchmarks.profile_runs import collect, options
 from privdd.api import audit
+from privdd.reporting.export import write_markdown_page
 
 
 def audited(overrides: Sequence[str]) -> dict[str, Any]:
@@ -83,7 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     torch.set_num_threads(1)
     rows = collect(given, ["data=digits", "preset=smoke", *given.more], audited)
     if given.write:
-        given.write.write_text(page(rows, given.command))
+        write_markdown_page(given.write, page(rows, given.command))
     else:
         print(table(rows))
     odd = [row for row in rows if row["verdict"] != "consistent"]

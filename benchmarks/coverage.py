@@ -1,6 +1,6 @@
 """How often does each finite-sample statement of an audit exceed the truth? At most 5 % is claimed.
 
-    python -m benchmarks.coverage [--audits 400] [--runs 600] [--canaries 400] [--markdown]
+    python -m benchmarks.coverage [--audits 400] [--runs 600] [--canaries 400] [--write docs/coverage.md]
 
 Each mechanism's epsilon at delta 1e-5 is known in closed form, and the attack is the best there is (its likelihood
 ratio). "above" is the share of audits that state more than the truth, with its 95 % binomial interval. For the tests of
@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import re
 import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -28,6 +30,7 @@ from attacks.membership.attack import guess_counts, one_run_bound
 from attacks.one_run import is_fdp_refuted
 from attacks.tradeoff import curve_test, most_testable_point
 from benchmarks.known_mechanisms import DELTA, Known, mechanisms
+from privdd.reporting.export import write_markdown_page
 
 CONFIDENCE = 0.95
 Audit = Callable[[Known, int, np.random.Generator], float]  # -> what is stated; +inf where the true curve is refuted
@@ -154,8 +157,8 @@ def covered(audits: int, runs: int, canaries: int, seed: int = 0, only: Sequence
     return rows
 
 
-def table(rows: Sequence[Coverage], markdown: bool = False) -> str:
-    """The rows as aligned text, or as a Markdown table."""
+def table(rows: Sequence[Coverage]) -> str:
+    """The rows as an aligned Markdown table."""
     lines = [
         "| mechanism | epsilon | estimator | above | 95 % interval | mean / epsilon |",
         "|---|---|---|---|---|---|",
@@ -167,7 +170,13 @@ def table(rows: Sequence[Coverage], markdown: bool = False) -> str:
         left = f"| {row.mechanism:<28} | {row.truth:7.3f} | {row.estimator:<34} "
         right = f"| {100 * row.above / row.audits:4.1f} %{mark} | {low:4.1f} to {high:4.1f} % | {share:>4} |"
         lines.append(left + right)
-    return "\n".join(" ".join(line.split()) for line in lines) if markdown else "\n".join(lines)
+    return "\n".join(lines)
+
+
+def write_table(page: Path, rows: Sequence[Coverage], size: str) -> None:
+    """Replace the table, and the line on its size, at the end of a page."""
+    head = re.split(r"^(?:\d+ audits a row|\| mechanism|\[\d+ rows\])", page.read_text(encoding="utf-8"), maxsplit=1, flags=re.M)[0]
+    write_markdown_page(page, f"{head}{size}\n\n{table(rows)}\n")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -177,16 +186,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--runs", type=int, default=600, help="with, and as many without, the record")
     parser.add_argument("--canaries", type=int, default=400, help="of one run")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--markdown", action="store_true")
+    parser.add_argument("--write", type=Path, help="the page whose table is replaced")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     began = time.process_time()
     rows = covered(options.audits, options.runs, options.canaries, options.seed)
-    print(table(rows, options.markdown))
+    print(table(rows))
     if importlib.util.find_spec("attacks.certificates") is None:
         print("T2, tilted: not in this version (attacks.certificates).")
     size = f"{options.audits} audits a row, {options.runs} + {options.runs} runs or {options.canaries} canaries"
-    print(f"\n{size}, delta {DELTA:g}, 95 % confidence; {time.process_time() - began:.0f} CPU s.")
+    size = f"{size}, delta {DELTA:g}, 95 % confidence; {time.process_time() - began:.0f} CPU s."
+    print(f"\n{size}")
+    if options.write:
+        write_table(options.write, rows, size)
     return int(any(row.broken for row in rows))
 
 

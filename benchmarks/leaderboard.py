@@ -27,6 +27,7 @@ import torch
 from benchmarks.accuracy import run
 from benchmarks.machine import hardware
 from privdd.cli.compose import put_overrides_first
+from privdd.reporting.export import write_markdown_page
 
 COMMON = ("preset=smoke", "data.limit=6000", "data.test_limit=2000", "partition.heldout=0", "model.width=16")
 HEAD = ("algo=dp_head", "algo.rows.extractor.side=64")
@@ -181,7 +182,7 @@ def shown(values: Sequence[float]) -> str:
 
 
 def sentence(found: Mapping[Cell, Done], data: str, clients: int, alpha: float, epsilon: float = 3.0) -> str:
-    """The most accurate of each kind in one setting where the server sees every upload, which README quotes; "" without runs."""
+    """The most accurate of each kind in one setting where the server sees every upload; "" without runs."""
     values = {
         name: [d.accuracy for c, d in found.items() if c == Cell(name, data, alpha, clients, epsilon, c.seed)]
         for name in METHODS
@@ -251,7 +252,7 @@ def main() -> None:
     given = parser.parse_args(put_overrides_first(sys.argv[1:]))
     torch.set_num_threads(1)
     print(hardware(), flush=True)
-    PAGE.write_text(page(fill(list(cells(given)), given.keep, 60 * given.minutes)), encoding="utf-8")
+    write_markdown_page(PAGE, page(fill(list(cells(given)), given.keep, 60 * given.minutes)))
 
 
 if __name__ == "__main__":

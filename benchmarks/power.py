@@ -26,6 +26,7 @@ from attacks.types import Adversary, Surface, Truth, View
 from benchmarks.planted import CLASSES, NOISE, PULL, RECORDS, SHAPE, WORLDS, planted
 from privdd.cli.build import build_attacks
 from privdd.cli.compose import compose_config, config_dir
+from privdd.reporting.export import write_markdown_page
 
 LEVEL = 0.025  # of one side of a 95 % interval
 NOBODY = Truth(*[torch.zeros(1, *SHAPE), torch.zeros(1, dtype=torch.long)] * 2, torch.zeros(CLASSES))
@@ -146,7 +147,7 @@ def command(
     rows = measured(range(options.seeds))
     table = markdown(rows, time.process_time() - began)
     if options.write:
-        options.write.write_text(table)
+        write_markdown_page(options.write, table)
     else:
         print(table)
     wrong = [row for row in rows if row.broken]

@@ -6,7 +6,7 @@ The commands as functions:
 >>> found = audit(algo="fedavg", preset="smoke", out="runs/first")  # doctest: +SKIP
 >>> found.verdict, found.to_frame(), found.plot("roc")  # doctest: +SKIP
 
-For a class of your own, which a yaml file names in ``_target_`` (README, "Add a method, a mechanism, an attack"):
+For a class of your own, which a yaml file names in ``_target_`` (docs/tutorials/own-method.md):
 
 - a method inherits from ``Method``, or from ``FedAvg`` where it averages models; it hands ``Artifact`` values to the
   channel, reads ``Records`` from a ``Shard``, and draws from the ``Keys`` of its ``ClientContext``; ``FedAvg``'s hooks

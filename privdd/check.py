@@ -67,7 +67,7 @@ def _check_components(argv: Sequence[str]) -> int:
     from privdd.blackbox.runner import run_check
     from privdd.core.validation import BadConfig
     from privdd.integrations.component_table import ROWS, format_component_page, is_installed
-    from privdd.runtime.files import write_bytes
+    from privdd.reporting.export import write_markdown_page
     from privdd.runtime.progress import show_progress
 
     target = argv[0].partition("=")[2]
@@ -79,8 +79,8 @@ def _check_components(argv: Sequence[str]) -> int:
             done.append(
                 (row, run_check(_build_request(parse_arguments(row.check_arguments))) if is_installed(row) else None)
             )
-            write_bytes(
-                Path(target), format_component_page(done, f"python -m privdd.check components={target}").encode()
+            write_markdown_page(
+                Path(target), format_component_page(done, f"python -m privdd.check components={target}")
             )
             bar.advance(row.what)
     return 0

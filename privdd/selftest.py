@@ -87,7 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run_command(argv: Sequence[str]) -> int:
-    from privdd.runtime.files import write_bytes
+    from privdd.reporting.export import write_markdown_page
     from privdd.selftest_faults.catalogue import DRAWN_NAME, draw_faults, select_faults
     from privdd.selftest_faults.fault import select_profiles
     from privdd.selftest_faults.mutation_score import (
@@ -120,7 +120,7 @@ def _run_command(argv: Sequence[str]) -> int:
     )
     if asked.docs is not None:
         command = " ".join(["python -m privdd.selftest", *(a for a in argv if not a.startswith("out="))])
-        write_bytes(asked.docs, format_score_page(outcomes, faults, profiles, command).encode())
+        write_markdown_page(asked.docs, format_score_page(outcomes, faults, profiles, command))
     return 0 if any(split_outcomes(outcomes)) and not list(unexpected_outcomes(outcomes)) else EXIT_MISSED
 
 

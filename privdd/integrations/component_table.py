@@ -93,16 +93,16 @@ def format_component_page(results: Iterable[tuple[ComponentRow, Checked | None]]
         "stated). Certified: a lower bound on epsilon at confidence 0.99, for any mechanism, and given the noise's law.",
         "*Undecided*: nothing refutes it, and not every look was made; more `seconds=`, or inputs of one size, allow more.",
         "",
-        f"Made by `{command}`; each row's own command is below it.",
+        f"Made by `{command}`; each row has its own command, and the inputs on which kappa was largest.",
         "",
-        "| Component | Version | Configuration | States | kappa | Certified (any / by law) | Verdict |",
-        "|---|---|---|---|---|---|---|",
+        "| Component | Version | Configuration | States | kappa | Certified (any / by law) | Verdict | Command | kappa on |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
-    commands = []
     for at, (row, result) in enumerate(results, 1):
         if result is None:
-            lines.append(f"| {at}. {row.what} | {row.library} | {row.configuration} | | | | not installed here |")
-            commands.append(f"{at}. `{row.check_command}`")
+            lines.append(
+                f"| {at}. {row.what} | {row.library} | {row.configuration} | | | | not installed here | `{row.check_command}` | |"
+            )
             continue
         version = importlib.metadata.version(row.library)
         kappa = "–" if result.kappa is None else f"{result.kappa:.3g}"
@@ -110,11 +110,10 @@ def format_component_page(results: Iterable[tuple[ComponentRow, Checked | None]]
         stated = f"({result.stated.epsilon:.3g}, {result.stated.delta:g}), {result.stated.relation}"
         lines.append(
             f"| {at}. {row.what} | {row.library} {version} | {row.configuration} | {stated} | {kappa} "
-            f"| {_bound_cell(result.certified_any)} / {_bound_cell(result.certified)} | {verdict} |"
+            f"| {_bound_cell(result.certified_any)} / {_bound_cell(result.certified)} | {verdict} "
+            f"| `{row.check_command}` | {result.worst or ''} |"
         )
-        on = f" (kappa on: {result.worst})" if result.worst else ""
-        commands.append(f"{at}. `{row.check_command}`{on}")
-    return "\n".join([*lines, "", *commands, ""])
+    return "\n".join([*lines, ""])
 
 
 def _verdict_cell(result: Checked) -> str:

@@ -1,16 +1,19 @@
-"""Tables for other programs: CSV with plain numbers, LaTeX with booktabs."""
+"""Tables for other programs: CSV with plain numbers, LaTeX with booktabs; long tables of a Markdown page as files."""
 
 from __future__ import annotations
 
 import csv
 import io
 import math
+import re
 from collections.abc import Sequence
+from pathlib import Path
 from statistics import stdev
 from typing import Any
 
 from privdd.reporting.frontier import Setting, frontier_places
 from privdd.reporting.wording import format_number, format_share
+from privdd.runtime.files import write_bytes
 
 Table = tuple[Sequence[str], Sequence[Sequence[Any]]]
 _TEX = {
@@ -132,3 +135,38 @@ def findings_table(settings: Sequence[Setting]) -> Table:
                 cells = [str(v) if isinstance(v := getattr(row, name), str) else v for name in plain]
                 rows.append([setting.label, run.findings.run.seed, *cells, *rates])
     return header, rows
+
+
+MOST_ROWS = 4  # of a table that stays on a page of the documentation
+_MARKDOWN_TABLE = re.compile(r"^\|.*\n\|[-:| ]+\|\n((?:\|.*(?:\n|\Z))+)", re.M)
+
+
+def split_markdown_tables(text: str, stem: str) -> tuple[str, dict[str, str]]:
+    """(the page with a link in place of each long table, name of the file below data/ -> the table as CSV)."""
+    files: dict[str, str] = {}
+
+    def link_long_table(found: re.Match[str]) -> str:
+        header, _, *rows = [_markdown_cells(line) for line in found.group().splitlines()]
+        if len(rows) <= MOST_ROWS:
+            return found.group()
+        name = f"{stem}-{len(files) + 1}.csv"
+        buffer = io.StringIO()
+        csv.writer(buffer, lineterminator="\n").writerows([header, *rows])
+        files[name] = buffer.getvalue()
+        columns = ", ".join(filter(None, header))
+        return f"[{len(rows)} rows](data/{name}): {columns}.\n"
+
+    return _MARKDOWN_TABLE.sub(link_long_table, text), files
+
+
+def _markdown_cells(line: str) -> list[str]:
+    cells = re.split(r"(?<!\\)\|", line.strip().removeprefix("|").removesuffix("|"))
+    return [cell.strip().replace("**", "").replace("`", "").replace("\\|", "|") for cell in cells]
+
+
+def write_markdown_page(page: Path, text: str) -> None:
+    """The page, and its long tables as CSV files in data/ beside it."""
+    short, files = split_markdown_tables(text, page.stem)
+    write_bytes(page, short.encode())
+    for name, table in files.items():
+        write_bytes(page.parent / "data" / name, table.encode())

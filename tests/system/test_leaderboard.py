@@ -1,4 +1,4 @@
-"""The leaderboard's page and README's sentence say what the kept runs say."""
+"""The leaderboard's page and tables say what the kept runs say."""
 
 from __future__ import annotations
 
@@ -12,17 +12,15 @@ from omegaconf import OmegaConf
 
 from benchmarks.leaderboard import KEPT, METHODS, PAGE, PUBLIC, SEEDS, Cell, Done, kept, page, sentence, shown
 from privdd.cli.compose import compose_config
+from privdd.reporting.export import split_markdown_tables
 from privdd.reporting.frontier import public_data_of
 
-README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
 
-
-def test_the_page_is_made_from_the_kept_runs() -> None:
-    assert PAGE.read_text(encoding="utf-8") == page(kept(KEPT))
-
-
-def test_readme_quotes_what_the_runs_say() -> None:
-    assert sentence(kept(KEPT), "digits", 3, 0.5) in " ".join(README.split())
+def test_the_page_and_its_tables_are_made_from_the_kept_runs() -> None:
+    text, files = split_markdown_tables(page(kept(KEPT)), PAGE.stem)
+    assert PAGE.read_text(encoding="utf-8") == text and files
+    assert {name: (PAGE.parent / "data" / name).read_text(encoding="utf-8") for name in files} == files
+    assert sentence(kept(KEPT), "digits", 3, 0.5) in text
 
 
 def test_every_run_spent_no_more_than_was_asked_for() -> None:
