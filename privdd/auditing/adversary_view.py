@@ -23,9 +23,6 @@ from privdd.core.types import Problem, Records, State, Tensors
 from privdd.federated.method import Method
 from privdd.federated.simulation import Snapshot
 
-# --- record gradients --------------------------------------------------------------------------
-# Loss gradients of single records at a model: one matrix where that is small, else never held together.
-#
 # What signals need of them are inner products with a vector and lengths. Where the matrix (n, p) is too large, a product
 # is a derivative along the vector (forward mode), and lengths and the columns of some layers are taken from blocks.
 
@@ -164,12 +161,6 @@ class LayerCoefficients:
         return solve_ridge(self.gram, self.gradients.inner_products(vector).double(), self.ridge).float()
 
 
-# --- signals -----------------------------------------------------------------------------------
-# What an attacker can compute from one round of one client: models, embeddings, gradients of records.
-#
-# ``AdversaryView`` offers these to the readers of ``privdd.auditing.signal_extraction``, which turn them into membership signals.
-
-
 MAX_HELD_NUMBERS = (
     50_000_000  # numbers (records times parameters) that are held at once besides the gradients on the CPU
 )
@@ -206,8 +197,6 @@ class AdversaryView:
     def _max_held_numbers(self) -> int:
         """Numbers (float32) that may be held at once, where the lens computes."""
         return memory_budget(self.candidates.x.device, 4 * MAX_HELD_NUMBERS) // 4
-
-    # --- what the attacker can compute --------------------------------------------------------
 
     @cached_property
     def model(self) -> nn.Module | None:

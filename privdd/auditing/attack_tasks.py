@@ -26,9 +26,6 @@ from privdd.runtime.engine import Engine
 from privdd.runtime.progress import show_progress
 from privdd.runtime.run_folder import read_tensors, write_tensors
 
-# --- error budget ------------------------------------------------------------------------------
-# One error budget for every finite-sample bound that can decide a verdict.
-#
 # ``1 - audit.confidence`` is the chance that any of a run's bounds contradicts a true statement. It is shared in equal
 # parts (Bonferroni) by the bounds of membership attacks and of guarantee tests, which are counted before any is made.
 
@@ -78,12 +75,6 @@ def error_budget(
     alpha = round(1 - confidence, 12)  # 0.05 for 0.95, not 0.050000000000000044
     tests = membership + TESTS_PER_MECHANISM * mechanisms + WHOLE_RUN_TESTS * (mechanisms > 0) + CANARY_TESTS * canaries
     return ErrorBudget(alpha, max(1, tests + replaced), replaced)
-
-
-# --- attack tasks ------------------------------------------------------------------------------
-# Attacks as tasks for an engine: each with its own random stream, so that its result depends on nothing else.
-#
-# Jobs of one attack that cost less together than one by one are one task.
 
 
 LONGEST_FIRST = (Family.GRADIENT_INVERSION, Family.MODEL_INVERSION, Family.RECONSTRUCTION)  # then all others

@@ -35,9 +35,6 @@ from privdd.privacy.mechanism import Mechanism, Output
 from privdd.privacy.noise import ZERO_NOISE
 from privdd.privacy.tradeoff import epsilon_at, trade_off
 
-# --- canary transcripts ------------------------------------------------------------------------
-# What the released queries of a run say about canaries: the client's own local work, gone through by an onlooker.
-#
 # The onlooker knows all that the analyst of the guarantee knows: the client's other records and which of them were
 # sampled, every canary, the public maps, and every released output. It runs the method's local work with all
 # canaries present, is handed the real outputs in turn, and notes for each release what each canary would have added.
@@ -160,14 +157,6 @@ def noised_sum_of_release(
     observed = flatten_tensors(asked.value).double() - flatten_tensors(silent.exact or {}).double()
     stack: np.ndarray = torch.stack(effects).double().cpu().numpy()
     return at, stack, observed.cpu().numpy(), silent.noise_std, float(mechanism.sampling_probability)
-
-
-# --- canary game -------------------------------------------------------------------------------
-# One run, many canaries: crafted records that are in the audited client's data by fair coins of their own.
-#
-# For audits that cannot replay the client. Canaries are chosen from a public pool so that what they add to a release
-# points in as many directions as there are, and come after the client's own records. Their coins are secret; each
-# canary's neighbouring data set lacks that record alone, so the relation has to be add/remove.
 
 
 CANDIDATES_PER_CANARY = 4  # candidates for each canary

@@ -19,10 +19,6 @@ from privdd.federated.method import Method
 from privdd.federated.settings import AuditSettings
 from privdd.privacy.ledger import Ledger, Release
 
-# --- coverage ----------------------------------------------------------------------------------
-# Before anything is trained: is every released surface read by some attack, or waived with a written reason?
-
-
 # Attacks read signals off models (losses, gradients), which are NaN where the model is; a rate worked out from those would
 # look like an attack that failed, so none is run.
 DIVERGED_NOTE = "not run: training diverged, so there is no model whose signals could be read"
@@ -146,9 +142,6 @@ def findings_of_diverged_run(experiment: Experiment, attacks: Mapping[str, Attac
     return tuple(found.values())
 
 
-# --- looked at ---------------------------------------------------------------------------------
-# What a stated limit rests on, part by part, and which test looked at each part: verdicts follow from this list alone.
-#
 # A test says in its finding (``diagnostics``) at which parts it looked, for the mechanisms that its ``signal`` names, and
 # in which rounds: ``covers`` = {part: rounds}. What it declined, left out, or could not read is ``untested_text`` = {part: why}.
 # A part that no test covers is untested, and so is one that any test had to leave out.

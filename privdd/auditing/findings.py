@@ -33,10 +33,6 @@ from privdd.runtime.files import to_plain_json, write_json
 from privdd.runtime.manifest import run_provenance
 from privdd.runtime.run_folder import RunFolder
 
-# --- certified ---------------------------------------------------------------------------------
-# The certified epsilon of a run and of its surfaces: the largest finite-sample lower bound for all they let out.
-
-
 CERTIFICATE_KEY = "certificate"  # in a finding's diagnostics: how a bound for the whole run was come by
 
 
@@ -55,10 +51,6 @@ def certified_entries_of_surface(
     """The same of one surface: the run's, where it was computed from all that the audited client spends, or nothing."""
     spent = {row.id for row in ledger.releases if row.client == victim and row.is_protected}
     return certified_entries(findings) if spent and spent <= ledger.behind([surface]) else {}
-
-
-# --- run manifest ------------------------------------------------------------------------------
-# ``manifest_json.json``: where, when and on what a run was made.
 
 
 def manifest_json(
@@ -86,9 +78,6 @@ def manifest_json(
     }
 
 
-# --- public facts ------------------------------------------------------------------------------
-# What is public about a run whatever the records are, so that no ledger row counts it; and whose the noise was.
-#
 # All else that leaves a client has a row. A fact stands here only if the plan alone decides it, or the relation says so.
 
 
@@ -213,10 +202,6 @@ def _describe_relation(experiment: Experiment) -> Iterator[tuple[str, str]]:
             "that a client takes part in a round" if privacy.unit == "client" else PUBLIC_BY_RELATION[privacy.relation]
         )
         yield "made public by the relation", unit
-
-
-# --- findings ----------------------------------------------------------------------------------
-# ``findings.json``: what the audit found, beside what is claimed and what is proven.
 
 
 DECISIVE_VALIDITIES = ("finite_sample", "curve")  # bounds whose being above what is stated is a contradiction

@@ -28,11 +28,6 @@ from privdd.privacy.ledger import SERVER, Ledger
 from privdd.privacy.noise import CustomNoise, Noise
 from privdd.runtime.progress import show_progress
 
-# --- game --------------------------------------------------------------------------------------
-# The membership game: the audited records, and a fair coin flip per record for every replay of the client.
-#
-# A replay of the audited client is called a world; each world yields one shadow model. World 0 is the real run.
-
 
 @dataclass(frozen=True)
 class MembershipGame:
@@ -90,9 +85,6 @@ def draw_membership_game(
     return MembershipGame(shard.train, audited, masks, relation, kinds)
 
 
-# --- seen sums ---------------------------------------------------------------------------------
-# What a server sees of a replay when uploads are added up: the audited client's upload among those of the others.
-#
 # The others' part of a round is computed once, from their own data and without noise; each replay adds fresh noise of all
 # clients' shares. So membership attacks are granted what the other clients' data add to the sum, as differential privacy
 # grants it, and none of their noise. Attacks without replays are not: they read the sum as if it were one client's.
@@ -149,15 +141,6 @@ def uploads_seen_by_server(plan: Plan, round: int, sent: Uploads, others: Upload
         name: {key: ((tensor.double() + others[name][key]) / over).float() for key, tensor in value.items()}
         for name, value in sent.items()
     }
-
-
-# --- replay ------------------------------------------------------------------------------------
-# Worlds: replays of the audited client, each the source of one shadow model.
-#
-# In each world every audited record is in or out by a fair coin flip. World 0 is the run that really happened: its
-# coins were flipped before training. Against the server only the audited client's own steps depend on the coins,
-# because the server knows what it broadcast. So a world costs that client's steps from its first remembered round,
-# not the training of a whole federation.
 
 
 def plan_of_replay(plan: Plan, world: int) -> Plan:
@@ -304,9 +287,6 @@ def restore_memories(plan: Plan, progress: Progress, shard: Shard) -> Progress:
     return replace(progress, snapshots=snapshots, memories={**progress.memories, plan.victim: memory})
 
 
-# --- noted again -------------------------------------------------------------------------------
-# Rounds whose noise was not noted, because the run was stopped and went on, are run once more.
-#
 # What a record of noise and sampling holds is private and never on disk, so it is lost with the process. Noise that is
 # not the operating system's can be drawn again: what was sent must then have the digests that the ledger has, else nothing is taken over.
 

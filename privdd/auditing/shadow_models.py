@@ -44,12 +44,6 @@ from privdd.runtime.progress import ProgressBar, show_progress
 from privdd.runtime.run_folder import RunFolder, read_tensors, write_tensors
 from privdd.runtime.workers import torch_threads
 
-# --- shadows -----------------------------------------------------------------------------------
-# Running the worlds (replays of the audited client, one shadow model each) on the engine.
-#
-# Every world is cached on its own, so that an audit that was killed can go on.
-
-
 LATER_SIGNALS = ("joint", "public_logits", "gradient_", "shared_noise")  # signals that earlier versions did not keep
 
 
@@ -274,9 +268,6 @@ def describe_missing_signals(surface: str, lacking: Collection[str]) -> str:
     return f"shadow models of an earlier version are used, which lack {', '.join(names)}; remove the folder worlds/ for new ones"
 
 
-# --- earlier rounds ----------------------------------------------------------------------------
-# Replays of more than one round: what the server saw in all of them, for attacks that combine rounds.
-#
 # Every world keeps its coins in all rounds. Where clients remember, one replay passes all rounds and is read in each;
 # elsewhere each round is replayed from its own broadcast.
 
@@ -383,9 +374,6 @@ def shadow_trainings_at(
     return plan_shadow_trainings(training_of_round, scene.adversary_view, grouped)
 
 
-# --- shadow federations ------------------------------------------------------------------------
-# Shadow models for adversaries who see only what the server sends: the whole federation is trained again.
-#
 # Each replayed federation (a world) flips the coins of the audited records anew. Where only the last rounds are replayed, the
 # rounds before them are played once for all worlds, with coins of their own: not those of the run, of which such an
 # adversary saw less than its replays would then know.

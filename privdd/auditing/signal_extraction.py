@@ -24,9 +24,6 @@ from privdd.core.device import to_device
 from privdd.core.types import Tensors
 from privdd.federated.method import Method, overrides_hook
 
-# --- joint signals -----------------------------------------------------------------------------
-# Each audited record's part in what was released, all records solved for together: the signals named "joint...".
-#
 # See ``attacks.membership.signals``. In a model's parameters every layer is solved by itself: their noise differs, and what
 # they say together is for an attack that takes several signals.
 
@@ -42,12 +39,6 @@ def coefficients_in_means(lens: AdversaryView, inside: Tensor, labels: Tensor, o
     absent = torch.bincount(labels.long(), minlength=lens.problem.classes) == 0
     means = means.masked_fill(absent.unsqueeze(-1), torch.nan)
     return class_ridge_coefficients(means, own, lens.candidates.y)
-
-
-# --- readers -----------------------------------------------------------------------------------
-# Membership signals from what one client sent: one reader per surface.
-#
-# A signal is one number per audited record, larger = more like a member. ``AdversaryView`` holds what a reader may use.
 
 
 POPULATION_RECORDS = 200  # public records on which RMIA compares a record's ratio with others'

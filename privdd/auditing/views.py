@@ -30,12 +30,6 @@ from privdd.methods.fedavg import FedAvg
 from privdd.methods.fedproto import FedProto
 from privdd.runtime.run_folder import same_tensors
 
-# --- views -------------------------------------------------------------------------------------
-# What each adversary holds about each surface of a finished run, and the truth that only the evaluator holds.
-#
-# Worlds are replays of the audited client, the source of one shadow model each.
-
-
 PUBLIC_RECORDS = 500  # records of the test set that attackers may hold
 
 
@@ -381,9 +375,6 @@ def blind_scores(candidates: Records, public: Records) -> Tensor:
     return -torch.stack(gaps)
 
 
-# --- chosen models -----------------------------------------------------------------------------
-# One round with a model that a malicious server chose: the audited client follows the protocol and answers.
-#
 # Nothing of the run itself changes. The round is the first one, with the client's own records and through the same
 # channel and mechanisms, so noise that a client adds acts here as well.
 

@@ -23,9 +23,6 @@ from privdd.core.rng import Keys
 from privdd.core.types import Artifact, Records, Shard, Upload
 from privdd.training.vectorised import pool_records
 
-# --- class subsets -----------------------------------------------------------------------------
-# Distillation of many shadow runs at once, cut into cells: one class, learned from one subset of its records.
-#
 # A world is one replay of the audited client, holding a random subset of its records. Distribution matching treats
 # each class alone, so worlds that hold the same records of a class share that class's synthetic images: K worlds over
 # n records need only as many cells as there are distinct subsets.
@@ -131,15 +128,6 @@ def build_uploads(cells: ClassCells, images: Tensor, name: str = "images") -> li
     return [{name: Artifact({"x": x}), "labels": Artifact({"y": y})} for x, y in sets]
 
 
-# --- sampling ----------------------------------------------------------------------------------
-# Batches addressed by record: a record's priority in a draw does not depend on which others are present.
-#
-# Each record of a draw gets a pseudo-random priority from its id alone; a batch is the records of
-# smallest priority among those present, which is a uniform sample without replacement. Removing one
-# record therefore moves a batch by at most one place, the order of records does not matter, and worlds
-# (replays of one client with different subsets of its records) can share one pass.
-
-
 GAMMA = np.uint64(0x9E3779B97F4A7C15)  # SplitMix64's increment
 
 
@@ -190,10 +178,6 @@ def first_records(priority: Tensor, present: Tensor, count: int) -> Tensor:
     order = priority.argsort(stable=True)
     rows = [order[row[order]] for row in present]
     return torch.stack([row[torch.arange(count) % len(row)] for row in rows])
-
-
-# --- real batches ------------------------------------------------------------------------------
-# Which real records each step of matching sees: drawn by record on the CPU, sent to the records' device many steps at a time.
 
 
 @dataclass(frozen=True)

@@ -23,10 +23,6 @@ from privdd.distillation.augmentation import Transform, draw_transform, parse_st
 from privdd.distillation.class_cells import ClassCells, RealBatch, draw_real_batches
 from privdd.privacy.batch_invariance import compute_rows
 
-# --- networks ----------------------------------------------------------------------------------
-# The networks whose features are matched: freshly initialised ones, or draws around the server's model.
-
-
 Embed = Callable[[Tensor], Tensor]  # images (b, c, h, w) -> (b, p)
 Networks = Callable[[int], Embed]  # iteration -> the network of that iteration
 CHUNK = 64  # images per forward pass: larger batches no longer fit in the cache
@@ -165,14 +161,6 @@ def fixed_network(model: nn.Module, state: Mapping[str, Tensor], *, logits: bool
     """The same network at every iteration (FedLGD's iterative matching)."""
     embed = build_embedder(model, state, logits=logits)
     return lambda t: embed
-
-
-# --- distribution matching ---------------------------------------------------------------------
-# Distribution matching: synthetic images whose mean embeddings follow those of the real records.
-#
-# Zhao and Bilen, "Dataset Condensation with Distribution Matching" (WACV 2023). Per iteration one
-# network is drawn for all classes, real records are embedded without a graph, and the loss is
-# sum over classes of ||mean embedding of real - mean embedding of synthetic||^2.
 
 
 DescentStep = Callable[[Tensor, Tensor], Tensor]

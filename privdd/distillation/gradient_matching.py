@@ -37,14 +37,6 @@ from privdd.training import dp_sgd
 from privdd.training.contrastive import as_records
 from privdd.training.sgd import local_sgd
 
-# --- gradient matching -------------------------------------------------------------------------
-# Gradient matching: images whose training gradient points where a given gradient points.
-#
-# Zhao, Mopuri and Bilen, "Dataset Condensation with Gradient Matching" (ICLR 2021), section 3: per
-# layer and output unit 1 - cosine, summed. FedLGD (Huang et al. 2024, equations 5 to 7) matches the
-# average of the clients' gradients on the server.
-
-
 EPSILON = 1e-6  # in the denominator, as the published code has it
 
 
@@ -103,13 +95,6 @@ def match_gradient(
         velocity = momentum * velocity + torch.autograd.grad(distance, x)[0]
         x = x - lr * velocity
     return x.detach()
-
-
-# --- gradient images ---------------------------------------------------------------------------
-# Images whose training gradient is that of the client's records, class by class, in networks along their training.
-#
-# Zhao, Mopuri and Bilen, "Dataset Condensation with Gradient Matching" (ICLR 2021), algorithm 1: for each new network, and
-# T times as it is trained on the images, the images of every class take a step towards the records' gradient.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,15 +179,6 @@ def class_matching_gradient(
         found = weight_gradients(network, state, x, torch.full((len(own),), group.label, device=own.device), graph=True)
         parts.append(torch.autograd.grad(gradient_distance(found, target), x)[0])
     return torch.stack(parts)
-
-
-# --- private set -------------------------------------------------------------------------------
-# Private set generation: images whose training gradient points where noised gradients of the records point.
-#
-# Chen, Kerkouche and Fritz, "Private Set Generation with Discriminative Information" (NeurIPS 2022), algorithm 1: in newly
-# drawn networks, the records' gradients are clipped one by one, summed and noised (DP-SGD), the images follow them
-# (gradient matching, Zhao et al. 2021), and the network then trains on the images. Noise is spent on the records' gradient
-# alone; all else is post-processing. Momentum begins anew with each read (the released code keeps one optimiser for all).
 
 
 SET_GRADIENT_QUERY = "set_gradient"

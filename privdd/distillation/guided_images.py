@@ -24,9 +24,6 @@ from privdd.core.rng import Keys
 from privdd.distillation.distribution_matching import CHUNK, Embed, embed_images
 from privdd.distillation.image_fitting import TINY, FittingSettings, total_variation
 
-# --- class model -------------------------------------------------------------------------------
-# How the records of each class look: a normal distribution by class, from noised sums alone.
-#
 # Means by class, one covariance within all classes: the directions that stand out of the noise, and beside them
 # independent numbers of one variance a band. The noise of the sums is known to everyone, so what of an estimate is
 # signal can be told (empirical Bayes, James and Stein 1961; eigenvalues as in spiked models, Johnstone 2001).
@@ -88,10 +85,6 @@ def _average_by_band(values: Tensor, bands: Tensor) -> Tensor:
     return (total / torch.bincount(bands).clamp_min(1))[bands]
 
 
-# --- coarse pixels -----------------------------------------------------------------------------
-# The coarse look of an image: its lowest cosine frequencies. A public linear map that can be turned back.
-
-
 GREY = 0.35  # from where pixels are counted
 
 
@@ -136,9 +129,6 @@ def _cosine_rows(size: int, count: int) -> Tensor:
     return rows
 
 
-# --- pushed images -----------------------------------------------------------------------------
-# Images that a classifier takes for a class: drawn first, then moved along the classifier's gradient.
-#
 # What a linear head over a public map says of blurred images is wrong for whole classes: they lack the edges and textures
 # that the map sees. A few short steps give each image what its class is known by, and hardly change what it looks like
 # (activation maximisation with jitter: Mordvintsev et al. 2015; data-free distillation: Yin et al., CVPR 2020).
@@ -176,13 +166,6 @@ def _push_part(x: Tensor, y: Tensor, score: Embed, steps: int, rate: float, gene
         length = rate * (1 - step / (2 * steps)) * (MIN_PUSH + (1 - MIN_PUSH) * unsure)
         x = (x - length * direction).clamp(0, 1).detach()
     return x
-
-
-# --- guided images -----------------------------------------------------------------------------
-# A data set out of a model of the classes and a head: images drawn, pushed, mixed and moved about, labelled by the head.
-#
-# Nothing here reads a record: if class model and head have a guarantee, all of it is post-processing, and more images cost
-# no privacy.
 
 
 SCALES = (14, 7, 4, 2)  # pixels between two knots of a texture

@@ -22,9 +22,6 @@ from privdd.core.device import max_images_per_batch
 from privdd.core.loop_timing import timed_steps
 from privdd.distillation.distribution_matching import CHUNK, Embed
 
-# --- fitting -----------------------------------------------------------------------------------
-# Fit images to mean embeddings that are already released: any number of steps at no privacy cost.
-#
 # If the targets have a guarantee, all of this is post-processing. Unlike ``distribution_matching``, it reads no records:
 # one public map, one target a class, Adam (Kingma and Ba, ICLR 2015) with a cosine schedule, pixels in [0, 1].
 
@@ -93,9 +90,6 @@ def minimise_by_adam(images: Tensor, slope: Callable[[Tensor], Tensor], steps: i
     return images
 
 
-# --- gradient fitting --------------------------------------------------------------------------
-# Images whose gradients of a linear head are those that were released while the head was trained.
-#
 # Gradients are all that clients send about their records in the head's own map, once a round, each time with new noise. Images
 # that explain them in all rounds at once look to the map like the records of their class, and more so like those near other
 # classes (gradient matching: Zhao, Mopuri and Bilen, ICLR 2021; with noised gradients Chen, Kerkouche and Fritz, NeurIPS

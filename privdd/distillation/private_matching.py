@@ -37,15 +37,6 @@ from privdd.federated.channel import ClientContext
 from privdd.privacy.batch_invariance import compute_rows
 from privdd.privacy.mechanism import Mechanism
 
-# --- clipped gradient --------------------------------------------------------------------------
-# DP-SGD on synthetic data: every record's own gradient with respect to the synthetic images, clipped.
-#
-# For the matching loss ||mean_i h(x_i) - mean_j h(s_j)||**2 of one class the gradient is a mean over
-# records of g_i = -2 J^T (h(x_i) - mean_j h(s_j)), J the Jacobian of the synthetic mean embedding: each
-# g_i reads one record, so clipping it bounds what that record does. A reference: it costs a pull-back
-# per record, where ``noisy_embedding`` costs none.
-
-
 Pull = Callable[[Tensor], tuple[Tensor, ...]]
 GRADIENT_QUERY = "synthetic_gradient"
 
@@ -141,9 +132,6 @@ def _draw_fixed_batch(x: Tensor, batch: int | None, label: int, ctx: ClientConte
     return x[order[:batch].to(x.device)]
 
 
-# --- private matching --------------------------------------------------------------------------
-# Distillation whose images depend on the records only through noised queries.
-#
 # Two queries of ``privdd.privacy`` serve it. "embedding": a few noisy mean embeddings, then any number
 # of matching steps on them. "synthetic_gradient": every step's gradient is noised (clipped by record,
 # or by batch as the papers print it). Either way every class of a public list is synthesised.

@@ -29,9 +29,6 @@ from privdd.distillation.initial_images import draw_smooth_images
 from privdd.models.layers import Classifier
 from privdd.privacy.batch_invariance import compute_rows
 
-# --- public features ---------------------------------------------------------------------------
-# A public, pre-trained feature map: AlexNet's convolutions, from weights that an installed package ships.
-#
 # The weights are those that LPIPS uses (``attacks.lpips`` finds them), pre-trained on ImageNet: public
 # pre-training, which none of the papers' methods use. A map that never changes needs only one query: the whole
 # privacy budget goes into one release, and every step on the images is post-processing.
@@ -111,10 +108,6 @@ def _pool_grid(x: Tensor, grid: int) -> Tensor:
     return average_pool(x, grid).flatten(1) / grid
 
 
-# --- random features ---------------------------------------------------------------------------
-# Random cosine features (Rahimi and Recht 2007): a public map that needs no pre-training and no download.
-
-
 @dataclass(frozen=True)
 class RandomCosine:
     """Images (b, c, h, w) in [0, 1] -> (b, count), each of norm at most sqrt(2) and about 1.
@@ -148,9 +141,6 @@ def _draw_projection(pixels: int, count: int) -> tuple[Tensor, Tensor]:
     return weight, 2 * math.pi * torch.rand(count, generator=keys.fold("shift").torch())
 
 
-# --- public head -------------------------------------------------------------------------------
-# A linear classifier over a public, pre-trained map: its inputs, its network, its records' gradients.
-#
 # Only the head is trained. Its inputs come from a map that was there before any record was seen, so they cost no privacy,
 # and a head has few numbers.
 

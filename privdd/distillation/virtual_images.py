@@ -42,10 +42,6 @@ from privdd.models import ModelSpec, initial
 from privdd.models.build import build_skeleton
 from privdd.training.contrastive import as_records
 
-# --- stand ins ---------------------------------------------------------------------------------
-# What a client trains on in place of its records: images that a distiller makes of them once, or the records themselves.
-
-
 IMAGES_PREFIX = "images/"  # where a client's memory keeps them: images/x (M, ipc, c, h, w) and images/label (M,)
 
 
@@ -99,9 +95,6 @@ def replace_by_images(
     return distiller.replace_records(images, shard), images
 
 
-# --- virtual images ----------------------------------------------------------------------------
-# FedLGD's local virtual data: a long first distillation, then short refinements in the global model.
-#
 # Huang et al. 2024 (FedLGD), section 3.3.1 and equation 1; the first distillation is plain distribution
 # matching in new random networks, each refinement matches in the current global feature extractor.
 

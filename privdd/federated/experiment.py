@@ -17,10 +17,6 @@ from privdd.privacy.ledger import Ledger
 from privdd.runtime.engine import Engine
 from privdd.runtime.run_folder import RunFolder, write_tensors
 
-# --- capture -----------------------------------------------------------------------------------
-# Which of the sent artifacts are kept in the run folder.
-
-
 MAX_CAPTURED_BYTES = 2e9  # bytes of all clients' uploads in a run, above which "auto" keeps the audited client's alone
 
 
@@ -83,10 +79,6 @@ class CaptureSettings:
 def _count_uploads(plan: Plan) -> int:
     """How many uploads a run has, where no client drops out."""
     return plan.method.rounds * len(plan.asked_clients(0))
-
-
-# --- experiment --------------------------------------------------------------------------------
-# ``Experiment``: everything that a run needs, assembled and checked.
 
 
 @dataclass(frozen=True)

@@ -38,10 +38,6 @@ from privdd.privacy.mechanisms import ClientLevel
 from privdd.privacy.noise import settings_hash
 from privdd.runtime.engine import Engine
 
-# --- kept rounds -------------------------------------------------------------------------------
-# Which rounds of the audited client are kept, to be replayed after training.
-
-
 SNAPSHOTS_PER_PHASE = 8  # rounds of a phase: more cost an audit time, and a checkpoint space
 
 
@@ -55,10 +51,6 @@ def select_spread_rounds(rounds: Sequence[int], most: int) -> list[int]:
     while len(left) > most:
         left.pop(min(range(1, len(left) - 1), key=lambda i: left[i + 1] - left[i - 1]))
     return left
-
-
-# --- dropped -----------------------------------------------------------------------------------
-# A client whose reply could not be used: the round goes on without it, and the ledger keeps what it cost.
 
 
 DROPPED_REPLY = "dropped reply"
@@ -94,10 +86,6 @@ def dropped_rows(
         nonprivate_reason="the reply held what no planned mechanism covers" if uncovered else None,
     )
     return [*unknown, note]
-
-
-# --- simulation --------------------------------------------------------------------------------
-# Rounds: the only caller of a method's ``local`` and ``aggregate``.
 
 
 @dataclass(frozen=True)
@@ -370,14 +358,6 @@ def _update_snapshots(
     alike = sorted(t for t, s in kept.items() if s.phase == new.phase and set(s.sent) == set(new.sent))
     left = select_spread_rounds([*alike, round], SNAPSHOTS_PER_PHASE)
     return {**{t: s for t, s in kept.items() if t not in alike or t in left}, round: new}
-
-
-# --- crowd -------------------------------------------------------------------------------------
-# Are there enough clients for client-level privacy? Known before training, from public numbers alone.
-#
-# The averaged update of one round is at most the clip norm C long, and its noise is about s sqrt(d) long, for d parameters
-# and noise of std s on each number of the average. Over R rounds what is learned adds up R times, noise sqrt(R) times. On
-# digits (100 clients, a small MLP, epsilon 8) noise of 0.6 times C sqrt(R) cost 5 points of accuracy, and of 6 times left chance.
 
 
 MAX_NOISE_TO_SIGNAL = 2.0  # noise over signal, after all rounds, from which nothing is learned

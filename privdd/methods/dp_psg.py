@@ -109,8 +109,6 @@ class DPPSG(Method, AuditHooks):
     def spends(self, round: int, mechanisms: Mapping[str, Mechanism]) -> dict[str, int]:
         return {name: self.generation.release_count for name in mechanisms if name == SET_GRADIENT_QUERY}
 
-    # --- what an auditor needs ----------------------------------------------------------------
-
     def classifier(self, problem: Problem) -> nn.Module:
         return build(self.model, problem.shape, problem.classes)
 

@@ -112,8 +112,6 @@ class FedAvg(
         """Whether what is sent must not tell how many records there are, as under client-level privacy."""
         return self.update_is_delta and self.weighting == "uniform"
 
-    # --- hooks of relatives -------------------------------------------------------------------
-
     def start(self, turn: ClientRound) -> tuple[Tensors, Tensors]:
         """(parameters, buffers) that local training begins with."""
         return turn.broadcast["model"], turn.broadcast.get("buffers", {})
@@ -153,8 +151,6 @@ class FedAvg(
         """New server entries from the pseudo-gradient (float64): model -= server_lr * gradient."""
         model = {n: server[f"model/{n}"].double() - self.server_lr * g for n, g in gradient.items()}
         return pack("model", {n: value.to(server[f"model/{n}"]) for n, value in model.items()})
-
-    # --- the method protocol ------------------------------------------------------------------
 
     def init(self, problem: Problem, keys: Keys) -> State:
         state = initial(self.model, problem.shape, problem.classes, keys.fold("model").torch())
@@ -200,8 +196,6 @@ class FedAvg(
             counts["dpsgd"] = count_private_steps(mechanisms["dpsgd"], self.local_epochs)
         return counts
 
-    # --- what an auditor needs ----------------------------------------------------------------
-
     def classifier(self, problem: Problem) -> nn.Module:
         """The architecture whose parameters travel."""
         return build(self.model, problem.shape, problem.classes)
@@ -226,8 +220,6 @@ class FedAvg(
             name: getattr(self, name) for name in ("lr", "momentum", "weight_decay", "batch_size", "update_is_delta")
         }
         return {**sgd, "local_steps": count_steps(shard_size, self.batch_size, self.local_epochs)}
-
-    # --- training -----------------------------------------------------------------------------
 
     @property
     def _sgd_settings(self) -> dict[str, Any]:

@@ -122,8 +122,6 @@ class FedDM(Method, AuditHooks):
         if not 0 <= self.least < float("inf") or (self.least and self.fitting is None):
             raise ValueError(f"least={self.least!r}: a finite number from 0, above 0 with fitting only")
 
-    # --- the method protocol ------------------------------------------------------------------
-
     def init(self, problem: Problem, keys: Keys) -> State:
         return pack("model", initial(self.model, problem.shape, problem.classes, keys.fold("model").torch()))
 
@@ -157,8 +155,6 @@ class FedDM(Method, AuditHooks):
     def spends(self, round: int, mechanisms: Mapping[str, Mechanism]) -> dict[str, int]:
         """How often one client applies each mechanism to one class in one round."""
         return count_queries(mechanisms, self.reads, self.matching.iterations)
-
-    # --- what an auditor needs ----------------------------------------------------------------
 
     def classifier(self, problem: Problem) -> nn.Module:
         """The architecture that the server trains."""
@@ -217,8 +213,6 @@ class FedDM(Method, AuditHooks):
         images = self._distil_cells(cells, broadcast, {}, shards[0], contexts[0], own)
         states = [memory_of_replay(cells, images, world) if self.carry_over else {} for world in range(len(shards))]
         return list(zip(build_uploads(cells, images), states))
-
-    # --- distillation -------------------------------------------------------------------------
 
     def _matching_networks(self, broadcast: Values, shard: Shard, ctx: ClientContext) -> Networks:
         if (extractor := self.extractor) is not None:

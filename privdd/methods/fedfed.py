@@ -127,8 +127,6 @@ class FedFed(Method, AuditHooks):
     def _split_skeleton(self, shape: tuple[int, int, int], classes: int) -> FeatureSplit:
         return build_split_skeleton(self.generator, self.base.model, shape, classes)
 
-    # --- server -------------------------------------------------------------------------------
-
     def init(self, problem: Problem, keys: Keys) -> State:
         generator = initial(self.generator, problem.shape, problem.classes, keys.fold("generator").torch())
         classifier = initial(self.base.model, problem.shape, problem.classes, keys.fold("classifier").torch())
@@ -168,8 +166,6 @@ class FedFed(Method, AuditHooks):
         inner = inner_state(CLASSIFIER, state)
         model = self._split_skeleton(tuple(x.shape[1:]), len(inner["head.weight"])).classifier.eval()  # type: ignore[arg-type]
         return functional_call(model, inner, (x,))
-
-    # --- client -------------------------------------------------------------------------------
 
     def local(
         self, broadcast: Mapping[str, Tensors], memory: State, shard: Shard, ctx: ClientContext
@@ -238,8 +234,6 @@ class FedFed(Method, AuditHooks):
         inner = {name: value for name, value in broadcast.items() if name not in ("features", "labels")}
         upload, memory = self.base.local(inner, memory, public, replace(ctx, mechanisms={}))
         return {n: Artifact(a.value, private=True) for n, a in upload.items() if n != "count"}, memory
-
-    # --- what an auditor needs ----------------------------------------------------------------
 
     def spends(self, round: int, mechanisms: Mapping[str, Any]) -> dict[str, int]:
         """Applications of each mechanism per client in one round, for calibration before training."""

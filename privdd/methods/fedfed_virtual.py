@@ -63,8 +63,6 @@ class FedFedVirtual(FedFed):
             upload = {name: _mark_as_images(artifact) for name, artifact in upload.items()}
         return upload, {**after, **images}
 
-    # --- what an auditor needs ----------------------------------------------------------------
-
     def rows_are_records(self) -> bool:
         return self.where == "training" or not self.virtual.mixes_records
 

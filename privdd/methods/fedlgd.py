@@ -106,8 +106,6 @@ class FedLGD(Method, AuditHooks, hooks=("is_selected_round", "refines_in_round")
                 raise ValueError(f"{name}={getattr(self, name)!r}: allowed are {', '.join(allowed)}")
         check_no_batch_norm(self.model.norm, "model")
 
-    # --- rounds -------------------------------------------------------------------------------
-
     def is_selected_round(self, round: int) -> bool:
         """Whether a round is one of the tau local-global distillation rounds."""
         return round % self.tau_step == 0 and round < self.tau * self.tau_step
@@ -120,8 +118,6 @@ class FedLGD(Method, AuditHooks, hooks=("is_selected_round", "refines_in_round")
 
     def workload(self, round: int) -> str:
         return f"{self.phase(round)}{', selected' * self.is_selected_round(round)}{', refining' * self.refines_in_round(round)}"
-
-    # --- server -------------------------------------------------------------------------------
 
     def init(self, problem: Problem, keys: Keys) -> State:
         model = initial(self.model, problem.shape, problem.classes, keys.fold("model").torch())
@@ -164,8 +160,6 @@ class FedLGD(Method, AuditHooks, hooks=("is_selected_round", "refines_in_round")
         """Logits (n, C) of the global model."""
         state = unpack("model", server)
         return predict_logits(build_skeleton(self.model, tuple(x.shape[1:]), len(state["head.weight"])), state, x)  # type: ignore[arg-type]
-
-    # --- client -------------------------------------------------------------------------------
 
     def local(self, broadcast: Values, memory: State, shard: Shard, ctx: ClientContext) -> tuple[Upload, State]:
         self.check_mechanisms(ctx.mechanisms)
@@ -238,8 +232,6 @@ class FedLGD(Method, AuditHooks, hooks=("is_selected_round", "refines_in_round")
         stages = [self.virtual.warmup_reads] * (round == 0) + [self.virtual.refine_reads] * self.refines_in_round(round)
         counts = {"embedding": sum(stages), "class_counts": len(stages)}
         return {name: count for name, count in counts.items() if name in mechanisms}
-
-    # --- what an auditor needs ----------------------------------------------------------------
 
     def claims(self, plan: ClaimedRun, shards: Sequence[Shard]) -> list[Claim]:
         """What the paper says of privacy in words: it prints no epsilon."""

@@ -114,8 +114,6 @@ class FedRD(Method, AuditHooks):
         if self.projection.name != "projection":
             raise ValueError(f"projection.name={self.projection.name!r}: must be projection")
 
-    # --- the method protocol ------------------------------------------------------------------
-
     def init(self, problem: Problem, keys: Keys) -> State:
         shape = projected_shape(self.projection, problem.shape)
         state = initial(self.model, shape, problem.classes, keys.fold("model").torch())
@@ -169,8 +167,6 @@ class FedRD(Method, AuditHooks):
     def spends(self, round: int, mechanisms: Mapping[str, Mechanism]) -> dict[str, int]:
         """How often one client applies each mechanism to one class in one round."""
         return count_queries(mechanisms, self.reads, self.matching.iterations)
-
-    # --- what an auditor needs ----------------------------------------------------------------
 
     def classifier(self, problem: Problem) -> nn.Module:
         """The task model, on projected images."""
@@ -230,8 +226,6 @@ class FedRD(Method, AuditHooks):
             return self.local(broadcast, {}, shard, ctx)[0]
         return self._build_upload(broadcast, broadcast["projection"], shard, ctx)
 
-    # --- the projection -----------------------------------------------------------------------
-
     def _new_projection(self, shape: tuple[int, int, int], classes: int, keys: Keys) -> State:
         return initial(self.projection, shape, classes, keys.fold("projection").torch())
 
@@ -257,8 +251,6 @@ class FedRD(Method, AuditHooks):
             generator=ctx.keys.fold("projection", "batch").torch(),
             loss=partial(_projection_loss, task, frozen),
         )
-
-    # --- distillation -------------------------------------------------------------------------
 
     def _matching_networks(
         self, shape: tuple[int, int, int], classes: int, ctx: ClientContext, device: torch.device

@@ -60,8 +60,6 @@ class PublicMap(Method, AuditHooks, hooks=("from_rows",)):
         """One release of each query, for each class where it is made class by class."""
         return {name: 1 for name in mechanisms if name in self.queries}
 
-    # --- what an auditor needs ----------------------------------------------------------------
-
     def classifier(self, problem: Problem) -> nn.Module:
         return PublicHead(self.rows, problem.shape, problem.classes)
 

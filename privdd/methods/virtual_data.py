@@ -56,8 +56,6 @@ class VirtualData(Method, AuditHooks):
     def rounds(self) -> int:
         return self.inner.rounds
 
-    # --- the method protocol ------------------------------------------------------------------
-
     def init(self, problem: Problem, keys: Keys) -> State:
         return self.inner.init(problem, keys)
 
@@ -78,8 +76,6 @@ class VirtualData(Method, AuditHooks):
 
     def client_private(self) -> VirtualData:
         return replace(self, inner=self.inner.client_private())
-
-    # --- what an auditor needs: the inner method's, with the images in the records' place ---------------
 
     def spends(self, round: int, mechanisms: Mapping[str, Mechanism]) -> dict[str, int]:
         """How often one client applies each mechanism in one round."""

@@ -22,10 +22,6 @@ from privdd.privacy.accounting import check_delta
 from privdd.privacy.accounting import epsilon as accounted
 from privdd.privacy.clipping import require_positive
 
-# --- claim -------------------------------------------------------------------------------------
-# A claim: what a paper states about privacy, for the run at hand.
-
-
 DELTA = 1e-5  # at which FedDM and FedRD evaluate their theorems; FedFed names none
 NO_NUMBER = "no number"
 
@@ -82,14 +78,6 @@ class Claim:
 def smallest_claim(claims: Iterable[Claim]) -> Claim | None:
     """The claim of the smallest epsilon; None where no claim gives a number."""
     return min((c for c in claims if c.epsilon is not None), key=lambda c: c.epsilon or 0.0, default=None)
-
-
-# --- feature theorems --------------------------------------------------------------------------
-# FedFed's theorems on shared features (Yang et al. 2023), as printed and as their source has them.
-#
-# Lemmas D.1, D.2 and Theorem D.3 fix epsilon only up to constants ("we ignore the scalars and constants here"): they
-# give no number, and nothing is judged against one. Theorem 3.4 prints an expression without any O(.), which is
-# evaluated as it stands.
 
 
 FEDFED_NEIGHBOURS = 'a record: data sets that "differ in a single entry"'
@@ -284,10 +272,6 @@ def _smallest_epsilon(epsilon: float, k: int, delta_hat: float, inner: float) ->
 FEATURE_THEOREMS = (fedfed_3_4, fedfed_3_4_source, fedfed_d_2, fedfed_3_3, fedfed_d_1, fedfed_d_3)
 
 
-# --- matching theorems -------------------------------------------------------------------------
-# FedDM's and FedRD's theorems on noised matching gradients, as printed, each with its preconditions checked.
-
-
 Clipping = Literal["record", "aggregate", "none"]
 MATCHING_QUERY = "synthetic_gradient"
 FEDDM_NEIGHBOURS, FEDRD_NEIGHBOURS = (
@@ -476,10 +460,6 @@ def matching_claims(
     return [theorem(run) for theorem in theorems]
 
 
-# --- privacy sentences -------------------------------------------------------------------------
-# What the papers say about privacy in words: claims without a number, each with the attacks that measure it.
-
-
 MEMBERSHIP_ATTACKS = ("lira", "rmia", "loss_threshold")
 
 
@@ -524,10 +504,6 @@ def fedlgd_attacks() -> Claim:
     why = '"can potentially defend both attacks" (membership inference, gradient inversion): shown by examples, no theorem'
     tested = ("gradient_inversion", "gradient_density", *MEMBERSHIP_ATTACKS)
     return Claim("FedLGD, section on privacy (attacks)", None, False, why, tested_by=tested)
-
-
-# ---   init   ----------------------------------------------------------------------------------
-# What the papers state: one function per printed theorem or sentence, each with its preconditions checked.
 
 
 __all__ = [

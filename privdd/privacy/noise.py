@@ -24,17 +24,6 @@ from torch import Tensor
 
 from privdd.core.rng import Keys
 
-# --- noise -------------------------------------------------------------------------------------
-# Where privacy noise comes from: the public seed (a simulation), a secret of its owner, or the operating system.
-#
-# Never torch's or numpy's global generator: siamese augmentation as published reseeds the global one
-# from a clock, which makes "noise" that can be guessed by enumeration.
-#
-# Draws are float64, by inversion of the distribution function: a uniform tail probability on a grid of 2**-52, of
-# 2**-105 where it is below ``TAIL``, then a sign. So a normal draw reaches 11.9 and a Laplace draw 73, and there are no
-# gaps between neighbouring draws that the lattice which mechanisms round to (``lattice``) could show.
-
-
 GRID = 2.0**-53  # uniform draws are multiples of it
 TAIL = 2.0**-5  # a probability below it gets as many bits again
 
@@ -161,10 +150,6 @@ def noise_for(source: Literal["seed", "secret", "os"], keys: Keys) -> Noise:
     if source == "seed":
         return SeededNoise(keys.fold("secret", "noise").torch())
     raise ValueError(f"privacy.noise_source={source!r}: allowed are seed, secret, os")
-
-
-# --- description -------------------------------------------------------------------------------
-# A short name for settings: the same for equal ones in every process, another for any that differ.
 
 
 def settings_hash(value: Any) -> str:

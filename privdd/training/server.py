@@ -16,9 +16,6 @@ from privdd.core.types import Received, Records, State, Tensors
 from privdd.federated.aggregation import sort_by_client
 from privdd.training.sgd import Loss, batch_cross_entropy, local_adam, local_sgd, predict_logits
 
-# --- server ------------------------------------------------------------------------------------
-# What the server of a distilling method does: pool the synthetic sets and train on them.
-
 
 @dataclass(frozen=True)
 class ServerTraining:
@@ -88,10 +85,6 @@ def ball_projected_loss(centre: Tensors, rho: float) -> Loss:
         return batch_cross_entropy(net, x, y)
 
     return projected_loss
-
-
-# --- soft labels -------------------------------------------------------------------------------
-# Training a network on images with soft labels.
 
 
 MAX_TRIES = 4

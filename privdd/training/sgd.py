@@ -20,9 +20,6 @@ from privdd.core.loop_timing import timed_steps
 from privdd.core.types import Records, Shard, State, Tensors
 from privdd.federated.channel import ClientContext
 
-# --- batching ----------------------------------------------------------------------------------
-# Which records a step of local training sees: a client's own, and a batch of shared ones in the same forward pass.
-
 
 def draw_batches(
     n: int, batch_size: int, generator: torch.Generator, device: torch.device, steps: int | None = None
@@ -115,10 +112,6 @@ class JointForward:
 
     def __call__(self, x: Tensor) -> Tensor:
         return self.head(self.features(x))
-
-
-# --- local -------------------------------------------------------------------------------------
-# Local training: one SGD loop with a correction hook, shared by every model-averaging method.
 
 
 Loss = Callable[[Any, Tensor, Tensor], Tensor]  # (network, x (b, c, h, w), y (b,)) -> scalar
@@ -323,10 +316,6 @@ def local_adam(
         loss(net, x[at], y[at]).backward()
         optimiser.step()
     return replica.copy_state()
-
-
-# --- client round ------------------------------------------------------------------------------
-# One client's round of local training: what it starts from, and what it ends with.
 
 
 @dataclass(frozen=True)
