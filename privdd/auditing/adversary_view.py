@@ -190,12 +190,12 @@ class AdversaryView:
 
     @cached_property
     def on_device(self) -> AdversaryView:
-        """The same lens with all that it holds on the problem's device."""
+        """The same view with all that it holds on the problem's device."""
         return to_device(self, self.problem.device)
 
     @property
     def _max_held_numbers(self) -> int:
-        """Numbers (float32) that may be held at once, where the lens computes."""
+        """Numbers (float32) that may be held at once, where the adversary computes."""
         return memory_budget(self.candidates.x.device, 4 * MAX_HELD_NUMBERS) // 4
 
     @cached_property

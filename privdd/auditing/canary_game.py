@@ -57,17 +57,17 @@ class ObservedRelease:
 class TranscriptReader:
     """Answers with the outputs of a run that is over (noiseless ones without a run), and tells ``note`` what was asked for them."""
 
-    heard: ObservedRound | None
+    observed: ObservedRound | None
     note: Callable[[ObservedRelease], None]
     drawn: dict[str, Tensor] = field(default_factory=dict)
     answered: int = 0
 
     def __post_init__(self) -> None:
-        self._coins: Iterator[tuple[str, Tensor]] = iter(self.heard.samples if self.heard else ())
+        self._coins: Iterator[tuple[str, Tensor]] = iter(self.observed.samples if self.observed else ())
 
     def on_sample(self, name: str, probability: float, taken: Tensor) -> None:
         """All records: which of them took part in the run is looked up later."""
-        if self.heard is not None:
+        if self.observed is not None:
             asked, coins = next(self._coins, ("nothing", torch.zeros(0)))
             if asked != name:
                 raise ValueError(f"{asked} was sampled in the run and {name} in its repetition: local work must repeat")
@@ -77,7 +77,7 @@ class TranscriptReader:
         self, mechanism: Mechanism, name: str, output: Output | None, partition: str | None = None, given: Tensors | None = None
     ) -> Tensors:  # fmt: skip
         rows = given or {}
-        value = mechanism(rows, ZERO_NOISE).value if self.heard is None else self.heard.outputs[self.answered]
+        value = mechanism(rows, ZERO_NOISE).value if self.observed is None else self.observed.outputs[self.answered]
         self.note(ObservedRelease(name, partition, rows, self.drawn.get(name), value))
         self.answered += 1
         return value
@@ -108,9 +108,9 @@ def score_canaries(
         if is_noised_sum(mechanism):
             _add_release(found, mechanism, asked, base, canaries, present)
 
-    for heard in transcript:
-        ctx = instrumented_context(plan, heard.round, TranscriptReader(heard, add_observed))
-        plan.method.local(heard.broadcast, dict(heard.memory), whole, ctx)
+    for observed in transcript:
+        ctx = instrumented_context(plan, observed.round, TranscriptReader(observed, add_observed))
+        plan.method.local(observed.broadcast, dict(observed.memory), whole, ctx)
     return found
 
 
@@ -206,7 +206,7 @@ def draw_canaries(plan: Plan, shard: Shard, count: int, keys: Keys) -> CanaryGam
 
 def _choose_spread(plan: Plan, shard: Shard, candidates: Records, count: int) -> Tensor:
     """Positions of the chosen candidates, class by class, as their first contributions tell."""
-    seen: dict[str | None, Tensor] = {}
+    effects_by_cell: dict[str | None, Tensor] = {}
 
     def note_contributions(asked: ObservedRelease) -> None:
         mechanism = plan.mechanisms[asked.name]
@@ -217,8 +217,8 @@ def _choose_spread(plan: Plan, shard: Shard, candidates: Records, count: int) ->
                 for i in range(size)
             ]
             made = torch.stack(rows).double()
-            if asked.partition not in seen or made.shape[1] > seen[asked.partition].shape[1]:
-                seen[asked.partition] = made
+            if asked.partition not in effects_by_cell or made.shape[1] > effects_by_cell[asked.partition].shape[1]:
+                effects_by_cell[asked.partition] = made
 
     server = plan.method.init(plan.problem, plan.keys.fold("public", "init"))
     ctx = instrumented_context(plan, 0, TranscriptReader(None, note_contributions))
@@ -228,7 +228,11 @@ def _choose_spread(plan: Plan, shard: Shard, candidates: Records, count: int) ->
     for number, label in enumerate(labels):
         here = (candidates.y == label).nonzero()[:, 0]
         share = count // len(labels) + (number < count % len(labels))
-        effects = seen[f"label:{label}"] if f"label:{label}" in seen else seen[None][here.to(seen[None].device)]
+        effects = (
+            effects_by_cell[f"label:{label}"]
+            if f"label:{label}" in effects_by_cell
+            else effects_by_cell[None][here.to(effects_by_cell[None].device)]
+        )
         picked.append(here[torch.as_tensor(select_independent(effects.cpu().numpy(), share))])
     return torch.cat(picked)
 
@@ -272,24 +276,24 @@ def canary_findings(
 
 
 def canary_findings_of_run(
-    scene: FinishedRun, game: CanaryGame, transcript: Sequence[ObservedRound], confidence: float
+    run: FinishedRun, game: CanaryGame, transcript: Sequence[ObservedRound], confidence: float
 ) -> Iterator[Finding]:
     """``canary_findings`` of a finished run, on the surface that its first protected query ends up in.
 
-    Raises ValueError where nothing of the run was heard: it was trained before, or by clients that run elsewhere.
+    Raises ValueError where nothing of the run was observed: it was trained before, or by clients that run elsewhere.
     """
     if not transcript:
         raise ValueError("audit.canaries: what was released is kept in memory only, and this run was trained before")
-    plan = scene.plan
+    plan = run.plan
     out = set(game.records.ids[game.inside].tolist())
-    own = torch.tensor([int(one) not in out for one in scene.shard.train.ids])
-    shard = scene.shard.with_train(scene.shard.train.take(own))
+    own = torch.tensor([int(one) not in out for one in run.shard.train.ids])
+    shard = run.shard.with_train(run.shard.train.take(own))
     names = [n for n, m in plan.mechanisms.items() if n in plan.method.queries and is_noised_sum(m)]
-    budget = scene.experiment.audit_settings.guarantee
-    keys, delta = plan.keys.fold("audit", "canaries"), scene.experiment.privacy.delta
-    told = GuaranteeSubject(plan, shard, {}, scene.progress.ledger, delta, confidence, budget, keys)
+    budget = run.experiment.audit_settings.guarantee
+    keys, delta = plan.keys.fold("audit", "canaries"), run.experiment.privacy.delta
+    subject = GuaranteeSubject(plan, shard, {}, run.progress.ledger, delta, confidence, budget, keys)
     yield from canary_findings(
-        plan, shard, scene.progress.ledger, game, transcript, told.surface_of(names[0]),
+        plan, shard, run.progress.ledger, game, transcript, subject.surface_of(names[0]),
         delta=delta, confidence=confidence, keys=keys,
     )  # fmt: skip
 
@@ -312,10 +316,10 @@ def _refuted_epsilon(
     return max(value, stated * (1 + 1e-9)) if scale > 1 else min(value, stated)
 
 
-def _describe_scores(found: CanaryScores, counts: Sequence[tuple[int, int]], m: int, heard: int, rounds: int) -> str:
+def _describe_scores(found: CanaryScores, counts: Sequence[tuple[int, int]], m: int, observed: int, rounds: int) -> str:
     right = ", ".join(f"{correct} of {made}" for made, correct in counts)
     return (
-        f"{m} canaries by fair coins, {found.releases} noised sums of {heard} of {rounds} rounds; guesses right: {right}; "
+        f"{m} canaries by fair coins, {found.releases} noised sums of {observed} of {rounds} rounds; guesses right: {right}; "
         f"in all of them together a canary moves the sum by {math.sqrt(found.gain / m):.3g} noise scales if it is sampled"
     )
 

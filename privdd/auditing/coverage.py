@@ -226,8 +226,8 @@ def untested_parts(ledger: Ledger, surface: str, findings: Sequence[Finding]) ->
 
 def _needed_parts(rows: Sequence[Release], tests: Sequence[Finding]) -> Iterator[str]:
     sampled = any(isinstance(row.event, dpa.PoissonSampledDpEvent) for row in rows)
-    told = any("covers" in _diagnostics_of(test) for test in tests)
-    return (part for part in (TESTS_BY_PART if told else PARTS_OF_OLD_RUNS) if sampled or part != SAMPLING_PART)
+    says_covers = any("covers" in _diagnostics_of(test) for test in tests)
+    return (part for part in (TESTS_BY_PART if says_covers else PARTS_OF_OLD_RUNS) if sampled or part != SAMPLING_PART)
 
 
 def _coverage_of_part(name: str, part: str, tests: Sequence[Finding]) -> TestedPart:

@@ -216,8 +216,8 @@ def paper_claims_of(experiment: Experiment) -> list[Claim]:
 
 def findings_json(audited: AuditState) -> dict[str, Any]:
     """The whole result as plain data of schema 2 (see ``privdd.reporting.schema``)."""
-    scene = audited.finished_run
-    experiment, progress = scene.experiment, scene.progress
+    finished_run = audited.finished_run
+    experiment, progress = finished_run.experiment, finished_run.progress
     stated = stated_epsilons(experiment, record_level_ledger(progress.ledger))
     surfaces = list(_surface_rows(experiment, progress, audited.findings, stated))
     return to_plain_json(
@@ -448,9 +448,9 @@ def write_audit(
     commands: of earlier commands; asked: the attacks that this one asked for.
     """
     result = findings_json(audited)
-    scene = audited.finished_run
-    write_ledger(folder.ledger_file, scene.progress.ledger)
-    about = manifest_json(scene.experiment, scene.progress, audited.seconds, argv) | run_provenance()
+    finished_run = audited.finished_run
+    write_ledger(folder.ledger_file, finished_run.progress.ledger)
+    about = manifest_json(finished_run.experiment, finished_run.progress, audited.seconds, argv) | run_provenance()
     now = AttackCommand(about["date"], shlex.join(argv), about["version"], about["commit"], tuple(sorted(asked)))
     worlds = [{"round": t, **asdict(choice)} for t, choice in audited.signals.training.items()]
     found = {"worlds": worlds, "attacks_not_run": list(audited.not_run)}

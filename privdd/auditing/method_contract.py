@@ -89,9 +89,9 @@ def contract_findings(subject: GuaranteeSubject) -> Iterator[Finding]:
         lines = str(broken).splitlines()
     except Exception as problem:  # of a stranger's code, on data that it was not written for
         lines = [f"{type(problem).__name__}: {problem}"]
-    told = [line for line in lines if line.endswith(TELLING) or " tells about the records" in line]
-    note = f"on a small federation of random images: {(told or lines)[0]}"
-    verdict: dict[str, Any] = {"refuted": True} if told else {"untested": {MESSAGES_PART: note}}
+    leaks = [line for line in lines if line.endswith(TELLING) or " tells about the records" in line]
+    note = f"on a small federation of random images: {(leaks or lines)[0]}"
+    verdict: dict[str, Any] = {"refuted": True} if leaks else {"untested": {MESSAGES_PART: note}}
     diagnostics = {"unit": subject.ledger.unit, **verdict}
     measures = {"signal": ", ".join(names), "n": 1, "note": note, "diagnostics": diagnostics}
     yield Finding(subject.surface_of(names[-1]), INTERFERENCE_TEST, Family.GUARANTEE, Adversary.ANALYST, measures)
@@ -198,9 +198,11 @@ def _signal_faults(
 ) -> Iterator[str]:
     broadcast = plan.method.broadcast(server)
     snapshot = Snapshot(round, broadcast, memory, sent.values, plan.method.audit_hooks.phase(round))
-    lens = AdversaryView(plan.method, plan.problem, snapshot, shards[0].train, shards[1].train, memory, frozenset(), {})
+    adversary = AdversaryView(
+        plan.method, plan.problem, snapshot, shards[0].train, shards[1].train, memory, frozenset(), {}
+    )
     try:
-        signals = extract_signals(lens, sent.values)
+        signals = extract_signals(adversary, sent.values)
     except UnreadableUpload as error:
         yield f"round {round}: {error}"
         return

@@ -86,17 +86,17 @@ class NoisedSumScores:
     has_stated_noise: bool = True
 
 
-def score_noised_sums(scene: FinishedRun, whole: Shard, transcript: Sequence[ObservedRound]) -> NoisedSumScores | None:
+def score_noised_sums(run: FinishedRun, whole: Shard, transcript: Sequence[ObservedRound]) -> NoisedSumScores | None:
     """The closed form on what the audited client released; None where that is not all that its uploads come from.
 
     whole: the client's data before any coin flip. None also where rounds are missing, because they were trained
     elsewhere or before with noise that nobody can draw again, and where a method's contributions are not its records.
     """
-    plan, game, audit = scene.plan, scene.game, scene.experiment.audit_settings
-    if not _is_complete(scene.progress.ledger, plan.victim, transcript):
+    plan, game, audit = run.plan, run.game, run.experiment.audit_settings
+    if not _is_complete(run.progress.ledger, plan.victim, transcript):
         return None
     try:
-        sums = collect_noised_sums(plan, whole, game, scene.shard.train, transcript)
+        sums = collect_noised_sums(plan, whole, game, run.shard.train, transcript)
     except NotPerRecord as problem:
         LOG.warning("noised sums are not read (%s): all replays are run instead", problem)
         return None
@@ -109,13 +109,13 @@ def score_noised_sums(scene: FinishedRun, whole: Shard, transcript: Sequence[Obs
 
 
 def _is_complete(ledger: Ledger, victim: int, transcript: Sequence[ObservedRound]) -> bool:
-    """Whether all that the client sent is post-processing of its releases, and all of these were heard."""
+    """Whether all that the client sent is post-processing of its releases, and all of these are in the transcript."""
     own = [row for row in ledger.releases if row.client == victim]
     inner = [row for row in own if row.visible_to == ("analyst",)]
     sent = [row for row in own if row.visible_to != ("analyst",)]
-    heard = {one.round: len(one.outputs) for one in transcript if one.outputs}
+    observed = {one.round: len(one.outputs) for one in transcript if one.outputs}
     count = {t: sum(row.count for row in inner if row.round == t) for t in {row.round for row in inner}}
-    return bool(inner) and all(row.why == POST_PROCESSING for row in sent) and count == heard
+    return bool(inner) and all(row.why == POST_PROCESSING for row in sent) and count == observed
 
 
 class NotPerRecord(ValueError):
@@ -138,20 +138,20 @@ def collect_noised_sums(
     base, candidates = game.whole.take(kept), game.audited_records
     everyone = whole.with_train(Records.concat([base, candidates]))
     place = torch.isin(trained.ids, base.ids)
-    for heard in sorted(transcript, key=lambda one: one.round):
-        if heard.outputs:
-            note = _SumCollector(found, plan, base, candidates, place, len(heard.outputs))
-            ctx = instrumented_context(plan, heard.round, TranscriptReader(heard, note))
+    for observed in sorted(transcript, key=lambda one: one.round):
+        if observed.outputs:
+            note = _SumCollector(found, plan, base, candidates, place, len(observed.outputs))
+            ctx = instrumented_context(plan, observed.round, TranscriptReader(observed, note))
             try:
-                plan.method.local(heard.broadcast, dict(heard.memory), everyone, ctx)
+                plan.method.local(observed.broadcast, dict(observed.memory), everyone, ctx)
             except _AllReleasesSeen:
                 continue
             except (ValueError, RuntimeError) as problem:  # of a method whose queries depend on which records it has
                 raise NotPerRecord(
-                    f"round {heard.round} cannot be gone through with all audited records: {problem}"
+                    f"round {observed.round} cannot be gone through with all audited records: {problem}"
                 ) from problem
             raise NotPerRecord(
-                f"round {heard.round}: {note.left} of {len(heard.outputs)} releases are not asked for again"
+                f"round {observed.round}: {note.left} of {len(observed.outputs)} releases are not asked for again"
             )
     return found
 
@@ -184,20 +184,20 @@ class _SumCollector:
             raise _AllReleasesSeen
 
 
-def analyst_view(scene: FinishedRun, reads: NoisedSumScores, round: int) -> tuple[View, Truth, str]:
+def analyst_view(run: FinishedRun, reads: NoisedSumScores, round: int) -> tuple[View, Truth, str]:
     """View, truth and note: the audited records as the analyst holds them, on the surface that the first query ends up in (of several, the
     first that is sent). round: the latest."""
-    game, public = scene.game, scene.public_records
-    name = next(n for n in scene.plan.mechanisms if n in scene.plan.method.queries)
+    game, public = run.game, run.public_records
+    name = next(n for n in run.plan.mechanisms if n in run.plan.method.queries)
     candidates = game.audited_records
     signals: Mapping[str, Tensor] = {RATIO_SIGNAL: reads.scores.float()}
     worlds = Worlds(
         signals, reads.masks, blind_scores(candidates, public), candidates.y, records=candidates.x, kinds=game.kinds
     )
     surface, sent = (
-        guarantee_subject(scene, scene.experiment.audit_settings.confidence).surface_of(name),
-        scene.plan.method.uploads,
+        guarantee_subject(run, run.experiment.audit_settings.confidence).surface_of(name),
+        run.plan.method.uploads,
     )
     surface = surface if surface in sent.values() else next(iter(sent.values()))
-    view = View(surface, Adversary.ANALYST, (), scene.adversary_knowledge(round), worlds)
-    return view, scene.ground_truth(), ANALYST_NOTE
+    view = View(surface, Adversary.ANALYST, (), run.adversary_knowledge(round), worlds)
+    return view, run.ground_truth(), ANALYST_NOTE

@@ -118,8 +118,8 @@ def train_federation(
     )  # fmt: skip
     progress = trainer.run()
     if progress.diverged is None:
-        empty, heard = experiment.new_ledger(), released if is_read else None
-        recover_noise_log(plan, shards, engine, empty, progress.ledger, log, heard)
+        empty, observed = experiment.new_ledger(), released if is_read else None
+        recover_noise_log(plan, shards, engine, empty, progress.ledger, log, observed)
         with torch_threads(engine.threads):  # same thread count as in training, so the same bits
             progress = restore_memories(plan, progress, shards[plan.victim])
     finished = FinishedRun(experiment, progress, game, shards[plan.victim], log)

@@ -293,12 +293,12 @@ def restore_memories(plan: Plan, progress: Progress, shard: Shard) -> Progress:
 
 def recover_noise_log(
     plan: Plan, shards: Sequence[Shard], engine: Any, empty: Ledger, ledger: Ledger, record: NoiseLog,
-    heard: list[ObservedRound] | None = None,
+    observed: list[ObservedRound] | None = None,
 ) -> None:  # fmt: skip
     """Fill ``record`` where a round of ``ledger`` with protected releases is missing and can be repeated.
 
     empty: a ledger to repeat the run with. Nothing is done for noise that cannot be drawn again, and for
-    real clients. heard: is given what the audited client released in these rounds.
+    real clients. observed: is given what the audited client released in these rounds.
     """
     wanted = {(row.round, row.client) for row in ledger.releases if row.is_protected} - record.rounds.keys()
     if not wanted or plan.noise_source == "os" or engine.clients_remember:
@@ -309,15 +309,15 @@ def recover_noise_log(
         broadcast = None
         while made.round <= last:
             made, _, broadcast = run_round(
-                plan, made, shards, engine, broadcast, None if heard is None else said, again
+                plan, made, shards, engine, broadcast, None if observed is None else said, again
             )
             bar.advance(f"round {made.round - 1}")
     before, after = _digests_by_client_round(ledger), _digests_by_client_round(made.ledger)
     for at in wanted & again.rounds.keys():
         if before[at] == after.get(at):
             record.add_round(again.rounds[at])
-            if heard is not None:
-                heard.extend(one for one in said if at == (one.round, plan.victim))
+            if observed is not None:
+                observed.extend(one for one in said if at == (one.round, plan.victim))
 
 
 def _digests_by_client_round(ledger: Ledger) -> dict[tuple[int, int], list[str]]:

@@ -28,17 +28,17 @@ from privdd.federated.method import Method, overrides_hook
 # they say together is for an attack that takes several signals.
 
 
-def coefficients_by_layer(lens: AdversaryView, vector: Tensor) -> dict[str, Tensor]:
+def coefficients_by_layer(adversary: AdversaryView, vector: Tensor) -> dict[str, Tensor]:
     """ "joint_LAYER" -> (n,): the records' parts in a sum of their gradients, shaped like the parameters (p,)."""
-    return {f"joint_{layer}": matrix @ vector[place] for layer, (place, matrix) in lens.layer_solvers.items()}
+    return {f"joint_{layer}": matrix @ vector[place] for layer, (place, matrix) in adversary.layer_solvers.items()}
 
 
-def coefficients_in_means(lens: AdversaryView, inside: Tensor, labels: Tensor, own: Tensor) -> Tensor:
+def coefficients_in_means(adversary: AdversaryView, inside: Tensor, labels: Tensor, own: Tensor) -> Tensor:
     """(n,): the records' parts in the class means of released rows (m, d) with labels (m,); own: the records' (n, d)."""
-    means = class_mean_embeddings(inside, labels, lens.problem.classes)
-    absent = torch.bincount(labels.long(), minlength=lens.problem.classes) == 0
+    means = class_mean_embeddings(inside, labels, adversary.problem.classes)
+    absent = torch.bincount(labels.long(), minlength=adversary.problem.classes) == 0
     means = means.masked_fill(absent.unsqueeze(-1), torch.nan)
-    return class_ridge_coefficients(means, own, lens.candidates.y)
+    return class_ridge_coefficients(means, own, adversary.candidates.y)
 
 
 POPULATION_RECORDS = 200  # public records on which RMIA compares a record's ratio with others'
@@ -58,63 +58,67 @@ SignalReader = Callable[[AdversaryView, str, Tensors, Mapping[str, Tensors]], Ma
 
 
 def _update_signals(
-    lens: AdversaryView, name: str, value: Tensors, values: Mapping[str, Tensors]
+    adversary: AdversaryView, name: str, value: Tensors, values: Mapping[str, Tensors]
 ) -> Mapping[str, Tensor]:
     """Confidence of the uploaded model, and alignment of the change with each record's gradient."""
-    state = lens.state_of_upload(name, value)
+    state = adversary.state_of_upload(name, value)
     if (
-        state is None or lens.broadcast_state is None or lens.model is None
+        state is None or adversary.broadcast_state is None or adversary.model is None
     ):  # inversion would have nothing to invert either
-        raise UnreadableUpload(lens.method, name, "classifier, sent_state and model_state")
-    logits = lens.predict_logits(state, lens.candidates.x)
+        raise UnreadableUpload(adversary.method, name, "classifier, sent_state and model_state")
+    logits = adversary.predict_logits(state, adversary.candidates.x)
     out = {
-        "confidence": sig.logit_scaled(logits, lens.candidates.y),
-        "loss": sig.negative_loss(logits, lens.candidates.y),
+        "confidence": sig.logit_scaled(logits, adversary.candidates.y),
+        "loss": sig.negative_loss(logits, adversary.candidates.y),
     }
     out["logits"] = logits
-    out["public_logits"] = lens.predict_logits(state, lens.public.x[:POPULATION_RECORDS])
-    out["gradient_norm"] = -sig.output_gradient(logits, lens.candidates.y).norm(dim=-1)
-    if lens.record_gradients is not None:
-        names = [n for n, _ in lens.model.named_parameters()]
-        change = torch.cat([(state[n] - lens.broadcast_state[n]).flatten() for n in names])
-        out |= lens.record_gradients.alignment_signals(-change)
-        out |= coefficients_by_layer(lens, -change)
+    out["public_logits"] = adversary.predict_logits(state, adversary.public.x[:POPULATION_RECORDS])
+    out["gradient_norm"] = -sig.output_gradient(logits, adversary.candidates.y).norm(dim=-1)
+    if adversary.record_gradients is not None:
+        names = [n for n, _ in adversary.model.named_parameters()]
+        change = torch.cat([(state[n] - adversary.broadcast_state[n]).flatten() for n in names])
+        out |= adversary.record_gradients.alignment_signals(-change)
+        out |= coefficients_by_layer(adversary, -change)
     return out
 
 
 def _gradient_signals(
-    lens: AdversaryView, name: str, value: Tensors, values: Mapping[str, Tensors]
+    adversary: AdversaryView, name: str, value: Tensors, values: Mapping[str, Tensors]
 ) -> Mapping[str, Tensor]:
     """A control variate is a mean gradient, as is a gradient itself: a member's own points along it."""
-    if lens.record_gradients is None or lens.model is None:
-        raise UnreadableUpload(lens.method, name, "classifier and sent_state")
-    vector = torch.cat([value[n].flatten() for n, _ in lens.model.named_parameters() if n in value])
-    found = lens.record_gradients.alignment_signals(vector)
+    if adversary.record_gradients is None or adversary.model is None:
+        raise UnreadableUpload(adversary.method, name, "classifier and sent_state")
+    vector = torch.cat([value[n].flatten() for n, _ in adversary.model.named_parameters() if n in value])
+    found = adversary.record_gradients.alignment_signals(vector)
     return (
-        found | coefficients_by_layer(lens, vector) if len(vector) == lens.record_gradients.parameter_count else found
+        found | coefficients_by_layer(adversary, vector)
+        if len(vector) == adversary.record_gradients.parameter_count
+        else found
     )
 
 
 def _feature_signals(
-    lens: AdversaryView, name: str, value: Tensors, values: Mapping[str, Tensors]
+    adversary: AdversaryView, name: str, value: Tensors, values: Mapping[str, Tensors]
 ) -> Mapping[str, Tensor]:
     """Matched filter: is some released row this record's own feature plus noise? Labels travel along."""
-    maps = lens.method.audit_hooks.maps(lens.snapshot.broadcast, lens.memory, lens.problem)
-    clean = maps["feature"](lens.candidates.x).flatten(1)
+    maps = adversary.method.audit_hooks.maps(adversary.snapshot.broadcast, adversary.memory, adversary.problem)
+    clean = maps["feature"](adversary.candidates.x).flatten(1)
     rows, labels = value["x"].flatten(1), values["labels"]["y"]
-    stds = lens.noise.get("noise_stds") or [float(lens.noise.get("std") or 1e-3)] * int(lens.noise.get("copies", 1))
-    batch = lens.noise.get("broadcast_batch")
-    found = _shared_noise_signal(rows, labels, clean, lens.candidates.y, int(batch), stds) if batch else {}
+    stds = adversary.noise.get("noise_stds") or [float(adversary.noise.get("std") or 1e-3)] * int(
+        adversary.noise.get("copies", 1)
+    )
+    batch = adversary.noise.get("broadcast_batch")
+    found = _shared_noise_signal(rows, labels, clean, adversary.candidates.y, int(batch), stds) if batch else {}
     if batch:
         rows = _subtract_batch_mean(rows, int(batch), len(stds))
     rows, std = sig.average_noisy_copies(rows, stds)  # a peer averages several noised copies of a row
     labels = labels[: len(rows)]
     if batch:
-        clean = clean - maps["feature"](lens.public.x).flatten(1).mean(0)
+        clean = clean - maps["feature"](adversary.public.x).flatten(1).mean(0)
         std = max(std / int(batch) ** 0.5, 1e-2)
     out = torch.full((len(clean),), torch.nan, device=clean.device)
     for c in labels.unique():
-        mine = lens.candidates.y == c
+        mine = adversary.candidates.y == c
         if mine.any():
             out[mine] = sig.matched_filter(rows[labels == c], clean[mine], std)
     absent = out.isnan()  # no row of this class was released: give it the lowest score seen
@@ -138,77 +142,79 @@ def _subtract_batch_mean(rows: Tensor, batch: int, copies: int) -> Tensor:
 
 
 def _label_signals(
-    lens: AdversaryView, name: str, value: Tensors, values: Mapping[str, Tensors]
+    adversary: AdversaryView, name: str, value: Tensors, values: Mapping[str, Tensors]
 ) -> Mapping[str, Tensor]:
     """How many released labels a record's class has: one more when the record is in."""
-    counts = torch.bincount(value["y"].long(), minlength=lens.problem.classes).float()
-    return {"count": counts[lens.candidates.y]}
+    counts = torch.bincount(value["y"].long(), minlength=adversary.problem.classes).float()
+    return {"count": counts[adversary.candidates.y]}
 
 
 def _synthetic_image_signals(
-    lens: AdversaryView, name: str, value: Tensors, values: Mapping[str, Tensors]
+    adversary: AdversaryView, name: str, value: Tensors, values: Mapping[str, Tensors]
 ) -> Mapping[str, Tensor]:
     """A model trained on the synthetic set, alignment of class means, distance to the nearest image.
 
     Images that were matched in a public map are compared there as well: in the classifier they may say nothing.
     """
     x, y = value["x"], values["labels"]["y"]
-    records = lens.candidates
-    centre = lens.embed_images(lens.public.x).mean(0)
-    inside, own = lens.embed_images(x) - centre, lens.embed_images(records.x) - centre
-    others = lens.embed_images(lens.public.x[:POPULATION_RECORDS]) - centre
+    records = adversary.candidates
+    centre = adversary.embed_images(adversary.public.x).mean(0)
+    inside, own = adversary.embed_images(x) - centre, adversary.embed_images(records.x) - centre
+    others = adversary.embed_images(adversary.public.x[:POPULATION_RECORDS]) - centre
     found = {
-        **_readout_signals(inside, y, own, others, lens),
-        "alignment": _class_mean_alignment(lens, inside, y, own),
+        **_readout_signals(inside, y, own, others, adversary),
+        "alignment": _class_mean_alignment(adversary, inside, y, own),
         "distance": distance_to_synthetic(records.x, x, records.x[0].numel() ** 0.5),  # from black to white
-        "joint": coefficients_in_means(lens, x.flatten(1), y, records.x.flatten(1)),
-        "joint_embedding": coefficients_in_means(lens, inside, y, own),
+        "joint": coefficients_in_means(adversary, x.flatten(1), y, records.x.flatten(1)),
+        "joint_embedding": coefficients_in_means(adversary, inside, y, own),
     }
-    if lens.public_map is not None:
-        middle, mapped = lens.public_map_features
-        there = embed_in_batches(lens.public_map, x) - middle
-        found["embedding_alignment"] = _class_mean_alignment(lens, there, y, mapped)
-        found["joint_public_map"] = coefficients_in_means(lens, there, y, mapped)
+    if adversary.public_map is not None:
+        middle, mapped = adversary.public_map_features
+        there = embed_in_batches(adversary.public_map, x) - middle
+        found["embedding_alignment"] = _class_mean_alignment(adversary, there, y, mapped)
+        found["joint_public_map"] = coefficients_in_means(adversary, there, y, mapped)
     return found
 
 
-def _readout_signals(inside: Tensor, y: Tensor, own: Tensor, others: Tensor, lens: AdversaryView) -> dict[str, Tensor]:
+def _readout_signals(
+    inside: Tensor, y: Tensor, own: Tensor, others: Tensor, adversary: AdversaryView
+) -> dict[str, Tensor]:
     """What a model that was trained on rows ``inside`` (m, d) says of the audited records and of public ones."""
-    logits = ridge_readout(inside, y, own, lens.problem.classes)
-    public = ridge_readout(inside, y, others, lens.problem.classes)
-    return {"confidence": sig.logit_scaled(logits, lens.candidates.y), "logits": logits, "public_logits": public}
+    logits = ridge_readout(inside, y, own, adversary.problem.classes)
+    public = ridge_readout(inside, y, others, adversary.problem.classes)
+    return {"confidence": sig.logit_scaled(logits, adversary.candidates.y), "logits": logits, "public_logits": public}
 
 
-def _class_mean_alignment(lens: AdversaryView, inside: Tensor, labels: Tensor, own: Tensor) -> Tensor:
-    means = class_mean_embeddings(inside, labels, lens.problem.classes)
-    return sig.embedding_alignment(means, own, lens.candidates.y, cosine=False)
+def _class_mean_alignment(adversary: AdversaryView, inside: Tensor, labels: Tensor, own: Tensor) -> Tensor:
+    means = class_mean_embeddings(inside, labels, adversary.problem.classes)
+    return sig.embedding_alignment(means, own, adversary.candidates.y, cosine=False)
 
 
 def _representation_signals(
-    lens: AdversaryView, name: str, value: Tensors, values: Mapping[str, Tensors]
+    adversary: AdversaryView, name: str, value: Tensors, values: Mapping[str, Tensors]
 ) -> Mapping[str, Tensor]:
     """As for images, in the space of the projection; the attacker is granted the client's own map.
 
     Nothing can be read before a client has its own, unless projected records are as large as records.
     """
-    maps = method_maps(lens.method, lens.snapshot, lens.memory, lens.problem)
+    maps = method_maps(adversary.method, adversary.snapshot, adversary.memory, adversary.problem)
     project = maps.get("projection") or (lambda x: x)
-    own, inside, y = project(lens.candidates.x).flatten(1), value["x"].flatten(1), values["labels"]["y"]
+    own, inside, y = project(adversary.candidates.x).flatten(1), value["x"].flatten(1), values["labels"]["y"]
     if own.shape[1] != inside.shape[1]:
         return {}
-    public = project(lens.public.x).flatten(1)
+    public = project(adversary.public.x).flatten(1)
     centre = public.mean(0)
     farthest = 2 * float(own.norm(dim=1).max())  # no bound is known: the diameter of the records' ball
     return {
-        **_readout_signals(inside - centre, y, own - centre, public[:POPULATION_RECORDS] - centre, lens),
-        "alignment": _class_mean_alignment(lens, inside - centre, y, own - centre),
+        **_readout_signals(inside - centre, y, own - centre, public[:POPULATION_RECORDS] - centre, adversary),
+        "alignment": _class_mean_alignment(adversary, inside - centre, y, own - centre),
         "distance": distance_to_synthetic(own, inside, farthest),
-        "joint": coefficients_in_means(lens, inside - centre, y, own - centre),
+        "joint": coefficients_in_means(adversary, inside - centre, y, own - centre),
     }
 
 
 def _prototype_signals(
-    lens: AdversaryView, name: str, value: Tensors, values: Mapping[str, Tensors]
+    adversary: AdversaryView, name: str, value: Tensors, values: Mapping[str, Tensors]
 ) -> Mapping[str, Tensor]:
     """A class mean (or sum) and a class count move with each of the class's members, and nothing else of the class's does.
 
@@ -216,51 +222,53 @@ def _prototype_signals(
     of the class's sum (mean times count) along the record, seen from public records, where the server knows a map;
     "joint_opening": the record's part in the class's mean, by the map that all clients start from.
     """
-    y, mean = lens.candidates.y, value["mean" if "mean" in value else "sum"].flatten(1)
+    y, mean = adversary.candidates.y, value["mean" if "mean" in value else "sum"].flatten(1)
     found = {"row": mean.norm(dim=1)[y]}
     if "count" in value:
         found["count"] = value["count"][y]
-    if lens.opening_features is not None and lens.opening_features.shape[1:] == mean.shape[1:]:
+    if adversary.opening_features is not None and adversary.opening_features.shape[1:] == mean.shape[1:]:
         absent = value["count"] == 0 if "count" in value else mean.new_zeros(len(mean), dtype=torch.bool)
         found["joint_opening"] = class_ridge_coefficients(
-            mean.masked_fill(absent[:, None], torch.nan), lens.opening_features, y
+            mean.masked_fill(absent[:, None], torch.nan), adversary.opening_features, y
         )
-    see = lens.embed_images if lens.broadcast_state is not None else lens.public_map
-    own = embed_in_batches(see, lens.candidates.x) if see is not None else mean[:0]
+    see = adversary.embed_images if adversary.broadcast_state is not None else adversary.public_map
+    own = embed_in_batches(see, adversary.candidates.x) if see is not None else mean[:0]
     if own.shape[1:] != mean.shape[1:] or see is None:
         return found
-    centre = embed_in_batches(see, lens.public.x).mean(0)
+    centre = embed_in_batches(see, adversary.public.x).mean(0)
     found["alignment"] = sig.embedding_alignment(mean - centre, own - centre, y, cosine=False)
     return found
 
 
 def _statistics_signals(
-    lens: AdversaryView, name: str, value: Tensors, values: Mapping[str, Tensors]
+    adversary: AdversaryView, name: str, value: Tensors, values: Mapping[str, Tensors]
 ) -> Mapping[str, Tensor]:
     """Class statistics by their own density; batch-norm buffers through the model that they complete."""
     if {"mean", "std"} <= set(value):
-        per_channel = lens.candidates.x.mean((2, 3))
-        return {"density": sig.class_log_density(value["mean"], value["std"], per_channel, lens.candidates.y)}
-    state = lens.state_of_upload(name, value)
+        per_channel = adversary.candidates.x.mean((2, 3))
+        return {"density": sig.class_log_density(value["mean"], value["std"], per_channel, adversary.candidates.y)}
+    state = adversary.state_of_upload(name, value)
     if state is None:
-        return _record_loss_signal(lens, name, value)
-    return {"confidence": sig.logit_scaled(lens.predict_logits(state, lens.candidates.x), lens.candidates.y)}
+        return _record_loss_signal(adversary, name, value)
+    return {
+        "confidence": sig.logit_scaled(adversary.predict_logits(state, adversary.candidates.x), adversary.candidates.y)
+    }
 
 
-def _record_loss_signal(lens: AdversaryView, name: str, value: Tensors) -> Mapping[str, Tensor]:
+def _record_loss_signal(adversary: AdversaryView, name: str, value: Tensors) -> Mapping[str, Tensor]:
     """By the method's own loss, where an upload implies no classifier."""
-    loss = lens.method.audit_hooks.record_loss(name, value, lens.snapshot.broadcast, lens.problem)
+    loss = adversary.method.audit_hooks.record_loss(name, value, adversary.snapshot.broadcast, adversary.problem)
     if loss is None:
-        raise UnreadableUpload(lens.method, name, "classifier, sent_state and model_state, or record_loss")
-    return {"loss": -loss(lens.candidates.x, lens.candidates.y)}
+        raise UnreadableUpload(adversary.method, name, "classifier, sent_state and model_state, or record_loss")
+    return {"loss": -loss(adversary.candidates.x, adversary.candidates.y)}
 
 
 def _count_signal(
-    lens: AdversaryView, name: str, value: Tensors, values: Mapping[str, Tensors]
+    adversary: AdversaryView, name: str, value: Tensors, values: Mapping[str, Tensors]
 ) -> Mapping[str, Tensor]:
     """Of counts alone: the sum of all numbers sent, the same for every record."""
     total = torch.stack([t.float().sum() for t in value.values()]).sum()
-    return {"count": total.expand(len(lens.candidates)).clone()}
+    return {"count": total.expand(len(adversary.candidates)).clone()}
 
 
 NEEDED_HOOKS: Mapping[Surface, tuple[str, ...]] = {  # hooks without which a reader sees no record
@@ -292,18 +300,18 @@ SIGNAL_READERS: Mapping[Surface, SignalReader] = {
 }
 
 
-def extract_signals(lens: AdversaryView, values: Mapping[str, Tensors]) -> Signals:
+def extract_signals(adversary: AdversaryView, values: Mapping[str, Tensors]) -> Signals:
     """Every surface among ``values`` (one client's upload) gets at least one signal, unless waived and unreadable.
 
     Raises NoReader where no signal could depend on the record.
     """
-    lens, values = lens.on_device, to_device(values, lens.problem.device)
+    adversary, values = adversary.on_device, to_device(values, adversary.problem.device)
     found: Signals = {}
     with torch.no_grad():
         for name, value in values.items():
-            surface = lens.method.uploads[name]
-            if str(surface) in lens.waived and missing_hooks(lens.method, surface):
+            surface = adversary.method.uploads[name]
+            if str(surface) in adversary.waived and missing_hooks(adversary.method, surface):
                 continue
-            for signal, scores in SIGNAL_READERS[surface](lens, name, value, values).items():
+            for signal, scores in SIGNAL_READERS[surface](adversary, name, value, values).items():
                 found[f"{surface}|{signal}"] = scores.float()
     return to_device(found, "cpu")

@@ -128,11 +128,13 @@ class FinishedRun:
 
     def adversary_knowledge(self, round: int) -> Knowledge:
         """The protocol, the architecture, public records; maps that the broadcast makes known."""
-        lens, method, problem = self.adversary_view(round), self.plan.method, self.plan.problem
-        model = lens.model if lens.broadcast_state is not None else None  # an architecture whose values never travel
-        if model is not None and lens.broadcast_state is not None:
-            model.load_state_dict({k: v for k, v in lens.broadcast_state.items()}, strict=False)
-        maps = method_maps(method, lens.snapshot, lens.snapshot.memory, problem)
+        adversary, method, problem = self.adversary_view(round), self.plan.method, self.plan.problem
+        model = (
+            adversary.model if adversary.broadcast_state is not None else None
+        )  # an architecture whose values never travel
+        if model is not None and adversary.broadcast_state is not None:
+            model.load_state_dict({k: v for k, v in adversary.broadcast_state.items()}, strict=False)
+        maps = method_maps(method, adversary.snapshot, adversary.snapshot.memory, problem)
         size = len(self.shard.train)
         settings = {**method.audit_hooks.settings(size), **self._noise_settings(), "batch_records": size}
         known = self.known_records(int(settings.get("broadcast_batch") or 64))
@@ -156,19 +158,19 @@ SignalsByRound = Mapping[int, Mapping[str, Tensor]]  # audited round -> signals 
 
 
 def collect_views(
-    scene: FinishedRun, stacked: SignalsByRound, rounds: SignalsByRound, sent: Mapping[str, Tensor]
+    run: FinishedRun, stacked: SignalsByRound, rounds: SignalsByRound, sent: Mapping[str, Tensor]
 ) -> Iterator[tuple[View, Truth, str]]:
     """Every view with its truth, and words for where it comes from. rounds: the signals in all replayed rounds."""
-    truth = scene.ground_truth()
-    several = len({scene.progress.snapshots[t].phase for t in stacked}) > 1
+    truth = run.ground_truth()
+    several = len({run.progress.snapshots[t].phase for t in stacked}) > 1
     for t, signals in stacked.items():
-        phase = scene.progress.snapshots[t].phase
-        for view in client_views(scene, t, signals, rounds[t]):
+        phase = run.progress.snapshots[t].phase
+        for view in client_views(run, t, signals, rounds[t]):
             yield view, truth, f"{phase} phase, round {t}" if several else f"round {t}"
-    final = scene.plan.method.broadcast(scene.progress.server)
-    for view in server_views(scene, final, {**sent, **_pooled_feature_signals(stacked)}):
-        yield view, scene.ground_truth_of(view), "after the last round"
-    yield from _single_record_views(scene)
+    final = run.plan.method.broadcast(run.progress.server)
+    for view in server_views(run, final, {**sent, **_pooled_feature_signals(stacked)}):
+        yield view, run.ground_truth_of(view), "after the last round"
+    yield from _single_record_views(run)
 
 
 def _pooled_feature_signals(stacked: SignalsByRound) -> dict[str, Tensor]:
@@ -181,46 +183,46 @@ def _pooled_feature_signals(stacked: SignalsByRound) -> dict[str, Tensor]:
     }
 
 
-def _single_record_views(scene: FinishedRun) -> Iterator[tuple[View, Truth, str]]:
-    count = scene.experiment.audit_settings.victims
-    generator = scene.plan.keys.fold("audit", "probes").torch()
-    chosen = torch.randperm(len(scene.shard.train), generator=generator)[:count].tolist()
-    updates = [t for t, s in scene.progress.snapshots.items() if s.phase == "train"]
+def _single_record_views(run: FinishedRun) -> Iterator[tuple[View, Truth, str]]:
+    count = run.experiment.audit_settings.victims
+    generator = run.plan.keys.fold("audit", "probes").torch()
+    chosen = torch.randperm(len(run.shard.train), generator=generator)[:count].tolist()
+    updates = [t for t, s in run.progress.snapshots.items() if s.phase == "train"]
     for t in sorted({min(updates), max(updates)} if updates else set()):
-        probe = single_record_view(scene, t, chosen)
+        probe = single_record_view(run, t, chosen)
         if probe is not None:
             yield *probe, f"a client that holds one record, round {t}"
 
 
 def client_views(
-    scene: FinishedRun, round: int, stacked: Mapping[str, Tensor], rounds: Mapping[str, Tensor] | None = None
+    run: FinishedRun, round: int, stacked: Mapping[str, Tensor], rounds: Mapping[str, Tensor] | None = None
 ) -> Iterator[View]:
     """One view for each surface that the audited client sent in ``round``, as the server holds it.
 
     rounds: the same signals in all replayed rounds, (K, n, R).
     """
-    snapshot = scene.progress.snapshots[round]
-    knowledge = scene.adversary_knowledge(round)
-    for surface in dict.fromkeys(scene.plan.method.uploads[name] for name in snapshot.sent):
+    snapshot = run.progress.snapshots[round]
+    knowledge = run.adversary_knowledge(round)
+    for surface in dict.fromkeys(run.plan.method.uploads[name] for name in snapshot.sent):
         read = any(key.startswith(f"{surface}|") for key in stacked)  # not where it is waived and unreadable
-        worlds = signals_to_worlds(stacked, str(surface), scene.game, scene.public_records, rounds) if read else None
-        captures = tuple(_surface_captures(scene, snapshot, surface))
+        worlds = signals_to_worlds(stacked, str(surface), run.game, run.public_records, rounds) if read else None
+        captures = tuple(_surface_captures(run, snapshot, surface))
         if surface in MAPPED_SURFACES:
             captures += tuple(
-                c for other in _rounds_with_same_map(scene, round) for c in _surface_captures(scene, other, surface)
+                c for other in _rounds_with_same_map(run, round) for c in _surface_captures(run, other, surface)
             )
         yield View(surface, Adversary.SERVER, captures, knowledge, worlds)
 
 
-def _rounds_with_same_map(scene: FinishedRun, round: int) -> Iterator[Snapshot]:
+def _rounds_with_same_map(run: FinishedRun, round: int) -> Iterator[Snapshot]:
     """The other kept rounds of a phase whose known map is the same, judged by its outputs on public records."""
 
     def map_outputs(at: Snapshot) -> dict[str, Tensor]:
-        maps = method_maps(scene.plan.method, at, at.memory, scene.plan.problem)
+        maps = method_maps(run.plan.method, at, at.memory, run.plan.problem)
         with torch.no_grad():
-            return {name: f(scene.public_records.x[:4]) for name, f in maps.items()}
+            return {name: f(run.public_records.x[:4]) for name, f in maps.items()}
 
-    snapshots = scene.progress.snapshots
+    snapshots = run.progress.snapshots
     own = map_outputs(snapshots[round])
     for t in sorted(set(snapshots) - {round}, reverse=True) if own else ():
         other = map_outputs(snapshots[t])
@@ -228,20 +230,20 @@ def _rounds_with_same_map(scene: FinishedRun, round: int) -> Iterator[Snapshot]:
             yield snapshots[t]
 
 
-def _surface_captures(scene: FinishedRun, snapshot: Snapshot, surface: Surface) -> Iterator[Capture]:
+def _surface_captures(run: FinishedRun, snapshot: Snapshot, surface: Surface) -> Iterator[Capture]:
     """The surface's artifacts; models as whole prefix-free states, images beside their labels."""
-    method, lens = scene.plan.method, scene.adversary_view(snapshot.round)
+    method, adversary = run.plan.method, run.adversary_view(snapshot.round)
     for name, value in snapshot.sent.items():
         if method.uploads[name] != surface:
             continue
         broadcast: Tensors = {}
         if surface == Surface.UPDATE:
-            state = lens.state_of_upload(name, value)
-            if state is not None and lens.broadcast_state is not None:
-                value, broadcast = {**state, **_batch_norm_statistics(method, snapshot.sent)}, lens.broadcast_state
+            state = adversary.state_of_upload(name, value)
+            if state is not None and adversary.broadcast_state is not None:
+                value, broadcast = {**state, **_batch_norm_statistics(method, snapshot.sent)}, adversary.broadcast_state
         elif "labels" in snapshot.sent and name != "labels":
             value = {**value, **snapshot.sent["labels"]}
-        yield Capture(snapshot.round, scene.plan.victim, name, value, broadcast)
+        yield Capture(snapshot.round, run.plan.victim, name, value, broadcast)
 
 
 def _batch_norm_statistics(method: Method, sent: Mapping[str, Tensors]) -> Tensors:
@@ -249,20 +251,20 @@ def _batch_norm_statistics(method: Method, sent: Mapping[str, Tensors]) -> Tenso
     return sent["buffers"] if "buffers" in sent and method.uploads.get("buffers") == Surface.STATISTICS else {}
 
 
-def server_views(scene: FinishedRun, final: Mapping[str, Tensors], stacked: Mapping[str, Tensor]) -> Iterator[View]:
+def server_views(run: FinishedRun, final: Mapping[str, Tensors], stacked: Mapping[str, Tensor]) -> Iterator[View]:
     """What the server sent at the end, as a peer and the public hold it.
 
     stacked: signals (K, n) by "surface|signal"; K = 1, the real run alone, where no federation is replayed.
     """
-    method = scene.plan.method
-    round = max(scene.progress.snapshots)
+    method = run.plan.method
+    round = max(run.progress.snapshots)
     for surface in dict.fromkeys(method.broadcasts[name] for name in final):
         values = {name: value for name, value in final.items() if method.broadcasts[name] == surface}
         adversary = Adversary.PUBLIC if surface == Surface.GLOBAL_MODEL else Adversary.PEER
         known = any(key.startswith(f"{surface}|") for key in stacked)
-        worlds = signals_to_worlds(stacked, str(surface), scene.game, scene.public_records) if known else None
+        worlds = signals_to_worlds(stacked, str(surface), run.game, run.public_records) if known else None
         captures = tuple(Capture(method.rounds, -1, name, value, {}) for name, value in _values_with_labels(values))
-        knowledge = scene.adversary_knowledge(round)
+        knowledge = run.adversary_knowledge(round)
         if surface == Surface.GLOBAL_MODEL and knowledge.model is not None:
             knowledge.model.load_state_dict(_matching_parameters(values, knowledge.model), strict=False)
         yield View(surface, adversary, captures, knowledge, worlds)
@@ -311,38 +313,38 @@ def describe_granted_knowledge(plan: Plan, view: View, family: Family) -> str:
     return method.audit_hooks.grants(view.surface)
 
 
-def single_record_view(scene: FinishedRun, round: int, records: Sequence[int]) -> tuple[View, Truth] | None:
+def single_record_view(run: FinishedRun, round: int, records: Sequence[int]) -> tuple[View, Truth] | None:
     """The same local step by a client that holds one record: the worst case for an update or gradient.
 
     Each of ``records`` (positions in what the client trained on) is replayed alone, from the same broadcast, by the
     method's own local work and through the same channel.
     """
-    plan, snapshot = scene.plan, scene.progress.snapshots[round]
+    plan, snapshot = run.plan, run.progress.snapshots[round]
     names = [n for n in snapshot.sent if plan.method.uploads[n] == Surface.UPDATE]
-    lens = scene.adversary_view(round)
-    others = other_uploads(plan, round, snapshot.broadcast, scene.experiment.shards) if names else {}
-    if not names or lens.broadcast_state is None or not records:
+    adversary = run.adversary_view(round)
+    others = other_uploads(plan, round, snapshot.broadcast, run.experiment.shards) if names else {}
+    if not names or adversary.broadcast_state is None or not records:
         return None
     captures, virtual = [], []
     for at in records:
-        alone = replace(scene.shard, train=scene.shard.train.take([at]))
+        alone = replace(run.shard, train=run.shard.train.take([at]))
         ctx = replay_context(replace(plan, keys=plan.keys.fold("probe", at)), round)
         upload, memory = plan.method.local(snapshot.broadcast, {}, alone, ctx)
         virtual.append(plan.method.audit_hooks.stand_ins(memory, plan.problem))
         sent = plan.channel.send({n: upload[n] for n in (*names, "buffers") if n in upload}, ctx)[0].values
         sent = uploads_seen_by_server(plan, round, sent, others)
-        state = lens.state_of_upload(names[0], sent[names[0]])
+        state = adversary.state_of_upload(names[0], sent[names[0]])
         if state is None:
             return None
         state = {**state, **_batch_norm_statistics(plan.method, sent)}
-        captures.append(Capture(round, plan.victim, names[0], state, lens.broadcast_state))
-    chosen = scene.shard.train.take(list(records))
-    knowledge = scene.adversary_knowledge(round)
+        captures.append(Capture(round, plan.victim, names[0], state, adversary.broadcast_state))
+    chosen = run.shard.train.take(list(records))
+    knowledge = run.adversary_knowledge(round)
     settings = {**knowledge.settings, **plan.method.audit_hooks.settings(1), "batch_records": 1}
     view = View(Surface.UPDATE, Adversary.SERVER, tuple(captures), replace(knowledge, settings=settings))
-    counts = torch.bincount(chosen.y, minlength=scene.shard.classes)
+    counts = torch.bincount(chosen.y, minlength=run.shard.classes)
     stand_ins = torch.cat([v for v in virtual if v is not None]) if any(v is not None for v in virtual) else None
-    return view, Truth(chosen.x, chosen.y, scene.shard.heldout.x, scene.shard.heldout.y, counts, stand_ins)
+    return view, Truth(chosen.x, chosen.y, run.shard.heldout.x, run.shard.heldout.y, counts, stand_ins)
 
 
 def signals_to_worlds(
@@ -385,39 +387,39 @@ CHOSEN_MODEL_NOTE = (
 
 
 def malicious_server_views(
-    scene: FinishedRun, attacks: Mapping[str, Attack]
+    run: FinishedRun, attacks: Mapping[str, Attack]
 ) -> Iterator[tuple[View, Truth, str, str, Attack]]:
     """(view, truth, note, name, attack) of every attack by a chosen model that the run's method can be asked to answer."""
     for name, attack in attacks.items():
-        if isinstance(attack, ChosenModel) and isinstance(scene.plan.method, FedAvg):
-            view = _answer_to_attack(scene, attack, scene.plan.method, name)
+        if isinstance(attack, ChosenModel) and isinstance(run.plan.method, FedAvg):
+            view = _answer_to_attack(run, attack, run.plan.method, name)
             if view is not None:
-                yield view, scene.ground_truth(), CHOSEN_MODEL_NOTE, name, attack
+                yield view, run.ground_truth(), CHOSEN_MODEL_NOTE, name, attack
 
 
-def _answer_to_attack(scene: FinishedRun, attack: ChosenModel, method: FedAvg, name: str) -> View | None:
+def _answer_to_attack(run: FinishedRun, attack: ChosenModel, method: FedAvg, name: str) -> View | None:
     """The view of a server that handed out the attack's model; None where it reads nothing that the method sends."""
-    problem, shard = scene.plan.problem, scene.shard
+    problem, shard = run.plan.problem, run.shard
     surface = next((s for s in method.uploads.values() if s in attack.surfaces), None)
     if surface is None:
         return None
     width = attack.hidden_width(shard.train.x[0].numel(), problem.classes)
     network = replace(method.model, name="mlp", width=width, depth=2, norm=None, pooling=None, scale=None)
     asked = replace(method, model=network)
-    plan = replace(scene.plan, method=asked, keys=scene.plan.keys.fold("chosen", name))
+    plan = replace(run.plan, method=asked, keys=run.plan.keys.fold("chosen", name))
     model = asked.classifier(problem)
-    attack.set_parameters(model, scene.public_records.x, len(shard.train), plan.keys.fold("plant").torch())
+    attack.set_parameters(model, run.public_records.x, len(shard.train), plan.keys.fold("plant").torch())
     broadcast, memory = _broadcast_of_state(plan, asked, dict(model.state_dict()))
     ctx = replay_context(plan, 0)
     upload, _ = asked.local(broadcast, memory, shard, ctx)
-    others = other_uploads(plan, 0, broadcast, scene.experiment.shards)
+    others = other_uploads(plan, 0, broadcast, run.experiment.shards)
     sent = uploads_seen_by_server(plan, 0, plan.channel.send(upload, ctx)[0].values, others)
     value = next(value for key, value in sent.items() if method.uploads[key] == surface)
     if surface == Surface.UPDATE:
         value = asked.model_state("update", value, broadcast) or value
     capture = Capture(0, plan.victim, str(surface), value, broadcast.get("model", {}))
     settings = {**asked.settings(len(shard.train)), "batch_records": len(shard.train)}
-    public = scene.public_records
+    public = run.public_records
     knowledge = Knowledge(problem.shape, problem.classes, public.x, public.y, model, settings=settings)
     return View(surface, Adversary.MALICIOUS_SERVER, (capture,), knowledge)
 

@@ -129,11 +129,11 @@ class GradientImages(Distiller):
         streams, law = ctx.public("gradient", "networks"), partial(initial, model, shard.shape, shard.classes)
         starts = stream_to_device(lambda k: law(streams.fold(k).torch()), count, images.device)
         gradient = ctx.keys.fold("gradient")
-        seen = draw_real_batches(cells, self.batch, partial(self._batch_stream, gradient), count * self.matches)
+        batches = draw_real_batches(cells, self.batch, partial(self._batch_stream, gradient), count * self.matches)
         labels = cells.labels.to(images.device).repeat_interleave(self.ipc)
         for k, weights in zip(timed_steps(range(count)), starts):
             network = build_skeleton(model, shard.shape, shard.classes)
-            images = self._match_along_training(network, weights, cells, (images, labels), seen, gradient.fold(k))
+            images = self._match_along_training(network, weights, cells, (images, labels), batches, gradient.fold(k))
         return images_to_memory(images, cells.labels)
 
     def _batch_stream(self, keys: Keys, step: int) -> Keys:
@@ -146,16 +146,16 @@ class GradientImages(Distiller):
         state: State,
         cells: ClassCells,
         start: tuple[Tensor, Tensor],
-        seen: Iterator[RealBatch],
+        batches: Iterator[RealBatch],
         keys: Keys,
     ) -> Tensor:
-        """The images (M, ipc, c, h, w) after ``matches`` steps along one network's training, on the next batches of ``seen``.
+        """The images (M, ipc, c, h, w) after ``matches`` steps along one network's training, on the next batches of ``batches``.
 
         start: images and the class (M * ipc,) of each.
         """
         images, labels = start
         velocity = torch.zeros_like(images)
-        for t, batch in zip(timed_steps(range(self.matches)), seen):
+        for t, batch in zip(timed_steps(range(self.matches)), batches):
             if t:
                 whole = as_records(images.flatten(0, 1), labels)
                 state = self._train_network(network, state, whole, keys.fold("training", t))

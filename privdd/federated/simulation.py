@@ -208,11 +208,11 @@ def observed_step(task: ClientTask, watch: RoundLog | None = None) -> tuple[Step
     ctx = task.plan.client_context(task.round, task.client, observer=watch)
     upload, memory = task.plan.method.local(task.broadcast, task.memory, task.shard, ctx)
     received, rows = task.plan.channel.send(upload, ctx)
-    heard = None
+    observed = None
     if task.client == task.plan.victim:
         outputs = tuple({n: t.detach().cpu() for n, t in value.items()} for value in ctx.outputs)
-        heard = ObservedRound(task.round, task.broadcast, task.memory, outputs, tuple(ctx.taken))
-    return (received, rows, {name: t.detach() for name, t in memory.items()}), heard
+        observed = ObservedRound(task.round, task.broadcast, task.memory, outputs, tuple(ctx.taken))
+    return (received, rows, {name: t.detach() for name, t in memory.items()}), observed
 
 
 def logged_step(task: ClientTask) -> tuple[StepResult, RoundLog]:
@@ -232,18 +232,18 @@ def run_round(
     progress: Progress,
     shards: Sequence[Shard],
     engine: Engine,
-    seen: Values | None = None,
+    last_broadcast: Values | None = None,
     transcript: list[ObservedRound] | None = None,
     record: NoiseLog | None = None,
 ) -> tuple[Progress, list[Received], Values]:
     """One round: (new progress, what the server received in client order, or the sum of it, what it had broadcast).
 
-    seen: the broadcast of the round before, so that tensors which did not change are not hashed again; transcript: is
+    last_broadcast: the broadcast of the round before, so that tensors which did not change are not hashed again; transcript: is
     given what the audited client released; record: what the noise and the sampling of all clients were.
     """
     t = progress.round
     broadcast = plan.method.broadcast(progress.server)
-    progress, fresh = _record_broadcast(plan, progress, broadcast, seen or {})
+    progress, fresh = _record_broadcast(plan, progress, broadcast, last_broadcast or {})
     chosen = plan.participants(t)
     tasks = [ClientTask(plan, t, k, broadcast, progress.memories.get(k, {}), shards[k]) for k in chosen]
     ledger, memories = progress.ledger, dict(progress.memories)
@@ -305,7 +305,7 @@ def publish_final_state(plan: Plan, progress: Progress) -> Progress:
 
 
 def _record_broadcast(
-    plan: Plan, progress: Progress, broadcast: Values, seen: Values, visible_to: tuple[str, ...] = ("peer",)
+    plan: Plan, progress: Progress, broadcast: Values, last_broadcast: Values, visible_to: tuple[str, ...] = ("peer",)
 ) -> tuple[Progress, int]:
     """Ledger rows for what the server sends for the first time or changed; the rest clients already have."""
     undeclared = sorted(set(broadcast) - set(plan.method.broadcasts))
@@ -314,7 +314,11 @@ def _record_broadcast(
     rows, digests, fresh = [], dict(progress.sent), 0
     origin = tuple(sorted({*progress.sent_ids, *progress.inbox_ids}))
     for name, value in broadcast.items():
-        same = name in seen and seen[name].keys() == value.keys() and all(seen[name][k] is v for k, v in value.items())
+        same = (
+            name in last_broadcast
+            and last_broadcast[name].keys() == value.keys()
+            and all(last_broadcast[name][k] is v for k, v in value.items())
+        )
         mark = digests[name] if same else digest_tensors(value)
         if digests.get(name) == mark:
             continue

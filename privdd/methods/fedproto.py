@@ -87,10 +87,10 @@ class FedProto(FedAvg):
         count = torch.stack([s["count"].double() for s in sent])
         mean = (torch.stack([s["mean"].double() for s in sent]) * count[:, :, None]).sum(0)
         total = count.sum(0)
-        seen, old = total > 0, server["prototypes/mean"]
+        present, old = total > 0, server["prototypes/mean"]
         fresh = (mean / total.clamp(min=1)[:, None]).to(old)
-        mean = torch.where(seen[:, None], fresh, old)
-        count = torch.where(seen, total.to(old), server["prototypes/count"])
+        mean = torch.where(present[:, None], fresh, old)
+        count = torch.where(present, total.to(old), server["prototypes/count"])
         return {**server, **pack("prototypes", {"mean": mean, "count": count})}
 
     @torch.no_grad()

@@ -141,14 +141,14 @@ def plan_batches(
 
 def pool_records(parts: Sequence[Records]) -> tuple[Records, list[Tensor]]:
     """The union of the records of several replays of a client, once each by id, and the positions of each replay's."""
-    seen: dict[int, int] = {}
+    positions: dict[int, int] = {}
     rows, fresh = [], []
     for part in parts:
         ids = part.ids.tolist()
-        new = [i for i, identity in enumerate(ids) if identity not in seen]
-        seen |= {ids[i]: len(seen) + n for n, i in enumerate(new)}
+        new = [i for i, identity in enumerate(ids) if identity not in positions]
+        positions |= {ids[i]: len(positions) + n for n, i in enumerate(new)}
         fresh.append(part.take(torch.tensor(new, dtype=torch.long)))
-        rows.append(torch.tensor([seen[identity] for identity in ids]))
+        rows.append(torch.tensor([positions[identity] for identity in ids]))
     return Records.concat(fresh), rows
 
 
