@@ -28,7 +28,7 @@ def records(*ids: int) -> Records:
 
 def scene(train: Records, nulls: Records | None) -> FinishedRun:
     nothing: Any = None
-    plan: Any = SimpleNamespace(plan=SimpleNamespace(method=SimpleNamespace(rows_are_records=lambda: True)))
+    plan: Any = SimpleNamespace(plan=SimpleNamespace(method=SimpleNamespace(audit_hooks=SimpleNamespace(rows_are_records=lambda: True))))
     return FinishedRun(plan, nothing, nothing, Shard(0, train, records(0), records(1), 3, nulls))
 
 

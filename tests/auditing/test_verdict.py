@@ -184,7 +184,7 @@ def test_stated_epsilons_are_what_is_accounted_or_what_the_method_claims() -> No
     )
 
     def experiment(**claims: float) -> Any:
-        method = SimpleNamespace(stated=lambda plan, shards: claims)
+        method = SimpleNamespace(audit_hooks=SimpleNamespace(stated=lambda plan, shards: claims))
         return SimpleNamespace(plan=SimpleNamespace(method=method), shards=())
 
     def smaller(event: dpa.DpEvent) -> float:
