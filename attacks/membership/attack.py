@@ -268,6 +268,25 @@ FALSE_POSITIVE_RATES = (0.001, 0.01, 0.1)
 GUESS_SHARES = (0.1, 0.5, 1.0)  # fixed before any score is seen; they share alpha
 
 
+def check_shadow_signals(
+    signals: Tensor, masks: Tensor, target: Tensor, *dimensions: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Signals of shadow models (K, n) or, of q a record, (K, n, q), their masks (K, n) and the target's signals, in float64.
+
+    Raises ValueError for NaN and infinity, and for other shapes; dimensions: that the signals may have.
+    """
+    x, mask, t = torch.as_tensor(signals).double(), torch.as_tensor(masks), torch.as_tensor(target).double()
+    if x.ndim not in dimensions or mask.dtype != torch.bool or mask.shape != x.shape[:2] or t.shape != x.shape[1:]:
+        wanted = " or ".join("(K, n)" if n == 2 else "(K, n, q)" for n in dimensions)
+        raise ValueError(
+            f"signals {tuple(x.shape)}, masks {tuple(mask.shape)} {mask.dtype}, target {tuple(t.shape)}: signals {wanted}, "
+            "masks (K, n) bool and a target like one of the signals are needed"
+        )
+    if not (torch.isfinite(x).all() and torch.isfinite(t).all()):
+        raise ValueError("signals or target hold NaN or infinity")
+    return x, mask, t
+
+
 def score_leave_one_out(score: Callable[[Tensor, Tensor, Tensor], Tensor], signals: Tensor, masks: Tensor) -> Tensor:
     """Each world once as the target, the others as its shadow models: (K, n, ...) -> scores (K, n).
 

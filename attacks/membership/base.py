@@ -10,7 +10,13 @@ import torch
 from torch import Tensor
 
 from attacks.arrays import accepts_numpy
-from attacks.membership.attack import MembershipAttack, _require_worlds, score_leave_one_out, signal_log_odds
+from attacks.membership.attack import (
+    MembershipAttack,
+    _require_worlds,
+    check_shadow_signals,
+    score_leave_one_out,
+    signal_log_odds,
+)
 from attacks.types import View
 from attacks.validation import check_positive
 
@@ -23,14 +29,11 @@ def base(log_probs: Tensor, masks: Tensor, target: Tensor, *, temperature: float
     Log-probabilities are divided by ``temperature`` first. Online takes all shadow models; offline only
     those trained without the record (all, if there are none). ValueError: bad shapes, NaN, temperature.
     """
-    x, t = torch.as_tensor(log_probs).double(), torch.as_tensor(target).double()
-    mask = torch.as_tensor(masks)
-    if x.ndim != 2 or mask.dtype != torch.bool or mask.shape != x.shape or t.shape != x.shape[1:]:
-        raise ValueError(f"log_probs {tuple(x.shape)}, masks {tuple(mask.shape)}, target {tuple(t.shape)}")
+    x, mask, t = check_shadow_signals(log_probs, masks, target, 2)
     if not temperature > 0:
         raise ValueError(f"temperature={temperature}: a positive number is needed")
-    if x.isnan().any() or t.isnan().any() or x.max() > 1e-6 or t.max() > 1e-6:
-        raise ValueError("log_probs and target must be logarithms of probabilities (at most 0, no NaN)")
+    if x.max() > 1e-6 or t.max() > 1e-6:
+        raise ValueError("log_probs and target must be logarithms of probabilities (at most 0)")
     if online or bool(mask.all()):
         return t / temperature - (x / temperature).logsumexp(0) + math.log(len(x))
     keep = ~mask | mask.all(0)

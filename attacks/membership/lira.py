@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.special import log_ndtr
 
 from attacks.arrays import accepts_numpy
-from attacks.membership.attack import MembershipAttack, _require_worlds, score_leave_one_out
+from attacks.membership.attack import MembershipAttack, _require_worlds, check_shadow_signals, score_leave_one_out
 from attacks.types import View
 
 Variance = Literal["per_record", "pooled", "auto", "uncentred", "uncentred_in"]
@@ -59,7 +59,10 @@ def lira(
     centre shifted by the median gap of the rest. Raises ValueError for bad shapes, NaN, or no world
     on a side that is needed.
     """
-    x, mask, t = _check_signals(signals, masks, target)
+    x, mask, t = check_shadow_signals(signals, masks, target, 2, 3)
+    if x.ndim == 2:
+        x, t = x.unsqueeze(-1), t.unsqueeze(-1)
+    mask = mask.unsqueeze(-1).expand_as(x)
     if variance == "auto":
         variance = "per_record" if len(x) >= PER_RECORD_FROM else "pooled"
     outside = _side_statistics(x, ~mask, variance, centre)
@@ -119,22 +122,6 @@ def _require_side(side: SideStatistics, name: str) -> None:
 
 def _log_pdf(t: Tensor, mu: Tensor, std: Tensor) -> Tensor:
     return -((t - mu) / std).square() / 2 - std.log() - math.log(2 * math.pi) / 2
-
-
-def _check_signals(signals: Tensor, masks: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Everything as (K, n, q) float64, (K, n, q) bool and (n, q) float64."""
-    x, t = torch.as_tensor(signals).double(), torch.as_tensor(target).double()
-    mask = torch.as_tensor(masks)
-    if x.ndim not in (2, 3) or mask.dtype != torch.bool or mask.shape != x.shape[:2] or t.shape != x.shape[1:]:
-        raise ValueError(
-            f"signals {tuple(x.shape)}, masks {tuple(mask.shape)} {mask.dtype}, target {tuple(t.shape)}: "
-            "(K, n) or (K, n, q), (K, n) bool, (n,) or (n, q)"
-        )
-    if not (torch.isfinite(x).all() and torch.isfinite(t).all()):
-        raise ValueError("signals or target hold NaN or infinity")
-    if x.ndim == 2:
-        x, t = x.unsqueeze(-1), t.unsqueeze(-1)
-    return x, mask.unsqueeze(-1).expand_as(x), t
 
 
 @dataclass(frozen=True)

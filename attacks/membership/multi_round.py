@@ -18,6 +18,7 @@ from attacks.membership.attack import (
     FALSE_POSITIVE_RATES,
     MembershipAttack,
     _require_worlds,
+    check_shadow_signals,
     primary_signal,
     score_leave_one_out,
 )
@@ -60,7 +61,9 @@ def gaussian_likelihood_ratio(
     discriminant); "per_side": each its own. A signal that never varies
     is left out; with no other the ratio is 0. Raises ValueError for bad shapes, NaN, or a side without any world.
     """
-    x, mask, t = _check_signals(signals, masks, target)
+    x, mask, t = check_shadow_signals(signals, masks, target, 3)
+    if mask.all() or not mask.any():
+        raise ValueError("the shadow models have members only or non-members only")
     if covariance not in ("shared", "per_side"):
         raise ValueError(f"covariance={covariance!r}: shared or per_side")
     size = x.abs().mean((0, 1)).clamp_min(1e-300)
@@ -125,20 +128,6 @@ def _shrink_gaps(gap: Tensor, counts: Tensor) -> Tensor:
     off = gap - common
     real = (off[known].square().mean(0) - noise[known].mean(0)).clamp_min(0)  # variance of the true gaps
     return common + torch.where(known.unsqueeze(-1), (real / (real + noise)).clamp_min(MIN_OWN_SHARE), 0.0) * off
-
-
-def _check_signals(signals: Tensor, masks: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    x, t, mask = torch.as_tensor(signals).double(), torch.as_tensor(target).double(), torch.as_tensor(masks)
-    if x.ndim != 3 or mask.dtype != torch.bool or mask.shape != x.shape[:2] or t.shape != x.shape[1:]:
-        raise ValueError(
-            f"signals {tuple(x.shape)}, masks {tuple(mask.shape)} {mask.dtype}, target {tuple(t.shape)}: "
-            "(K, n, q), (K, n) bool, (n, q)"
-        )
-    if not (torch.isfinite(x).all() and torch.isfinite(t).all()):
-        raise ValueError("signals or target hold NaN or infinity")
-    if mask.all() or not mask.any():
-        raise ValueError("the shadow models have members only or non-members only")
-    return x, mask, t
 
 
 def signal_in_all_rounds(worlds: Worlds, name: str) -> Tensor:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from attacks.arrays import accepts_numpy
-from attacks.membership.attack import MembershipAttack, _require_worlds, signal_log_odds
+from attacks.membership.attack import MembershipAttack, _require_worlds, check_shadow_signals, signal_log_odds
 from attacks.membership.signals import logit_scaled
 from attacks.types import Evidence, Finding, Truth, View
 from attacks.validation import check_counts, check_positive
@@ -36,9 +36,11 @@ def rmia(
     records without an IN world, and for z, p = ((1 + a) p_out + 1 - a) / 2. ValueError: bad shapes
     or ranges.
     """
-    p, t = torch.as_tensor(probs).double(), torch.as_tensor(target).double()
-    mask = torch.as_tensor(masks)
-    _check_inputs(p, mask, t, gamma, a)
+    p, mask, t = check_shadow_signals(probs, masks, target, 2)
+    if not all(bool(((v >= 0) & (v <= 1)).all()) for v in (p, t)):
+        raise ValueError("probs and target must lie in [0, 1]")
+    if not gamma > 0 or not 0 <= a <= 1:
+        raise ValueError(f"gamma={gamma}, a={a}: gamma > 0 and 0 <= a <= 1 are needed")
     ratio = t / _average_probability(p, mask, a, online).clamp_min(MIN_PROBABILITY)
     if z_probs is None or z_target is None:
         return ratio
@@ -64,15 +66,6 @@ def _z_ratio(probs: Tensor, target: Tensor, worlds: int, a: float) -> Tensor:
     if probs.ndim != 2 or len(probs) != worlds or target.shape != probs.shape[1:]:
         raise ValueError(f"z_probs {tuple(probs.shape)}, z_target {tuple(target.shape)}: ({worlds}, m) and (m,)")
     return target / (((1 + a) * probs.mean(0) + 1 - a) / 2).clamp_min(MIN_PROBABILITY)
-
-
-def _check_inputs(p: Tensor, mask: Tensor, t: Tensor, gamma: float, a: float) -> None:
-    if p.ndim != 2 or mask.dtype != torch.bool or mask.shape != p.shape or t.shape != p.shape[1:]:
-        raise ValueError(f"probs {tuple(p.shape)}, masks {tuple(mask.shape)}, target {tuple(t.shape)}")
-    if not all(bool(((v >= 0) & (v <= 1)).all()) for v in (p, t)):
-        raise ValueError("probs and target must lie in [0, 1]")
-    if not gamma > 0 or not 0 <= a <= 1:
-        raise ValueError(f"gamma={gamma}, a={a}: gamma > 0 and 0 <= a <= 1 are needed")
 
 
 @dataclass(frozen=True)

@@ -53,6 +53,7 @@ INSIDE = {
     "malicious.planted_embedding:records_from_sums": "reads the means of a chosen model",
     "membership.attack:why_uninformative": "says what an audit's value holds",
     "membership.attack:why_all_uninformative": "says what an audit's value holds",
+    "membership.attack:check_shadow_signals": "checks of a request",
     "membership.attack:score_leave_one_out": "scores an audit's Worlds",
     "membership.attack:membership_measures": "scores an audit's Worlds",
     "membership.attack:one_run_bound": "scores an audit's Worlds",
