@@ -127,37 +127,28 @@ def compare_with_records(images: Tensor, view: View, truth: Truth, rows: Tensor 
     generator = torch.Generator().manual_seed(EVALUATION_SEED)
     images = images[: len(truth.x)].to(truth.x)
     paired = rows is not None
-    rows = rows if rows is not None else assign_records(images, truth.x)
-    real = truth.x[rows]
+    rows, choices = (rows, 1) if rows is not None else (assign_records(images, truth.x), len(truth.x))
+    real, labels = truth.x[rows], truth.y[rows]
     scores = image_qualities(images, real)
-    means = {name: float(value.mean()) for name, value in scores.items()}
-    gallery = rank_in_gallery(images, real, truth.heldout_x) if len(truth.heldout_x) else None
-    free = naive_reconstructions(truth.y[rows], view.knowledge.public_x, view.knowledge.public_y, generator)
+    free = naive_reconstructions(labels, view.knowledge.public_x, view.knowledge.public_y, generator)
     blind = _baseline_qualities(free, rows, truth, paired)
-    public, labels = view.knowledge.public_x[:SEARCHED], view.knowledge.public_y[:SEARCHED]
-    alike = int((labels[None] == truth.y[rows][:, None]).sum(1).double().mean())
-    chance = chance_of_gain(public, truth.heldout_x[:SEARCHED], alike)
-    measures: dict[str, Any] = {
-        **means,
-        "n": len(images),
-        "baselines": {name: float(value.mean()) for name, value in blind.items()},
-        "pictures": pictures(
-            scores["psnr"],
-            [value for name, value in blind.items() if name.startswith("psnr_")],
-            _decibels(negative_mse(real, torch.cat([public, *(free[name] for name in BASELINE_ORDER)]).to(real))).amax(
-                1
-            ),
-            chance.of(choices=1 if paired else len(truth.x)),
-        ),
-    }
+    public, public_labels = view.knowledge.public_x[:SEARCHED], view.knowledge.public_y[:SEARCHED]
+    alike = int((public_labels[None] == labels[:, None]).sum(1).double().mean())
+    guesses = torch.cat([public, *(free[name] for name in BASELINE_ORDER)]).to(real)
+    shown = pictures(
+        scores["psnr"],
+        [value for name, value in blind.items() if name.startswith("psnr_")],
+        _decibels(negative_mse(real, guesses)).amax(1),
+        chance_of_gain(public, truth.heldout_x[:SEARCHED], alike, choices),
+    )
+    measures: dict[str, Any] = {name: float(value.mean()) for name, value in scores.items()} | {"n": len(images)}
+    measures |= {"baselines": {name: float(value.mean()) for name, value in blind.items()}, "pictures": shown}
     measures["lpips_trunk"] = getattr(load_pretrained_trunk(), "name", "not available")
-    diagnostics: dict[str, Any] = {
-        "psnr_interval": list(bootstrap_interval(scores["psnr"], generator)),
-        "rows": rows.tolist(),
-    }
-    if gallery is not None:
+    interval = bootstrap_interval(scores["psnr"], generator)
+    diagnostics: dict[str, Any] = {"psnr_interval": list(interval), "rows": rows.tolist()}
+    if len(truth.heldout_x):
+        gallery = rank_in_gallery(images, real, truth.heldout_x)
         measures["identified"] = gallery.top_k_rate(1)
-        choices = 1 if paired else len(truth.x)
         measures["identified_chance"] = choices / (choices + len(truth.heldout_x))
         diagnostics |= {"median_rank": gallery.median_rank, "gallery": gallery.size, "top5": gallery.top_k_rate(5)}
     return ComparedImages({**measures, "diagnostics": diagnostics}, {"real": real, "reconstructed": images}, rows)
@@ -188,22 +179,20 @@ class ChanceOfGain:
     dimension: float
     choices: int = 1
 
-    def of(self, choices: int) -> ChanceOfGain:
-        return ChanceOfGain(self.searched, self.dimension, choices)
-
     def at(self, gain: float, tries: int = 1) -> float:
         """That one of ``tries`` pictures gains at least ``gain`` dB."""
         one = math.exp(-self.dimension * max(gain, 0.0) * math.log(10) / 20) / (self.searched + 1)
         return min(1.0, tries * self.choices * one)
 
 
-def chance_of_gain(public: Tensor, heldout: Tensor, searched: int) -> ChanceOfGain:
+def chance_of_gain(public: Tensor, heldout: Tensor, searched: int, choices: int = 1) -> ChanceOfGain:
     """From records (n, c, h, w) that were never in what is attacked; without any, being the closest is all that counts."""
     if len(public) < 2 or not len(heldout):
-        return ChanceOfGain(searched, 0.0)
+        return ChanceOfGain(searched, 0.0, choices)
     near = _decibels(negative_mse(heldout, public.to(heldout))).topk(2, dim=1).values
     ratios = float((near[:, 0] - near[:, 1]).double().sum()) * math.log(10) / 20
-    return ChanceOfGain(searched, float(chi2.ppf(0.025, 2 * len(heldout))) / 2 / max(ratios, 1e-9))
+    dimension = float(chi2.ppf(0.025, 2 * len(heldout))) / 2 / max(ratios, 1e-9)
+    return ChanceOfGain(searched, dimension, choices)
 
 
 def _decibels(negative: Tensor) -> Tensor:

@@ -74,6 +74,6 @@ def test_the_chance_of_a_gain_by_hand() -> None:
     """Half the squared error is a distance of 10 ** (-3 / 20): in two dimensions half of that area."""
     chance = ChanceOfGain(9, 2.0)
     assert chance.at(CLEAR) == pytest.approx(0.1 * 10 ** (-0.3)) and chance.at(0.0) == pytest.approx(0.1)
-    assert chance.of(3).at(CLEAR, 2) == pytest.approx(6 * chance.at(CLEAR)) and chance.at(-5.0, 100) == 1.0
+    assert ChanceOfGain(9, 2.0, choices=3).at(CLEAR, 2) == pytest.approx(6 * chance.at(CLEAR)) and chance.at(-5.0, 100) == 1.0
     public, held = torch.zeros(5, 1, 1, 2), torch.ones(0, 1, 1, 2)
     assert chance_of_gain(public, held, 4).at(30.0) == pytest.approx(0.2)  # nothing says how much closer is how rare
