@@ -208,14 +208,9 @@ class GuidanceSettings:
 
 
 def build_guided_set(
-    model: ClassModel,
-    looks: CoarsePixels,
-    score: Score,
-    shape: tuple[int, int, int],
-    guiding: GuidanceSettings,
-    keys: Keys,
-    fit: Fit | None = None,
-) -> tuple[Tensor, Tensor]:
+    model: ClassModel, looks: CoarsePixels, score: Score, shape: tuple[int, int, int], guiding: GuidanceSettings,
+    keys: Keys, fit: Fit | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """(images (m, c, h, w) in [0, 1], the head's soft labels (m, C)), of as many drawings of each class.
 
     fit: what fits images to the released gradients; None: no images are fitted.

@@ -129,15 +129,9 @@ class VirtualImages(Distiller):
 
 
 def matching_stages(
-    virtual: VirtualImages,
-    spec: ModelSpec,
-    broadcast: Mapping[str, Tensors],
-    shard: Shard,
-    ctx: ClientContext,
-    *,
-    first: bool,
-    refine: bool,
-) -> list[tuple[MatchingSettings, Networks, MatchingStreams, int]]:
+    virtual: VirtualImages, spec: ModelSpec, broadcast: Mapping[str, Tensors], shard: Shard, ctx: ClientContext, *,
+    first: bool, refine: bool,
+) -> list[tuple[MatchingSettings, Networks, MatchingStreams, int]]:  # fmt: skip
     """The matching runs of this round: settings, networks, streams and number of noised queries of each."""
     model = build_skeleton(spec, shard.shape, shard.classes)
     out = []
@@ -162,14 +156,10 @@ def _stage_streams(ctx: ClientContext, part: str) -> MatchingStreams:
 
 
 def distil_cells(
-    virtual: VirtualImages,
-    cells: ClassCells,
-    memory: Mapping[str, Tensor],
-    steps: list[tuple[MatchingSettings, Networks, MatchingStreams, int]],
-    shard: Shard,
-    ctx: ClientContext,
+    virtual: VirtualImages, cells: ClassCells, memory: Mapping[str, Tensor],
+    steps: list[tuple[MatchingSettings, Networks, MatchingStreams, int]], shard: Shard, ctx: ClientContext,
     own: Sequence[Keys] | None = None,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """The images (M, ipc, c, h, w) of every cell after this round's ``steps``; ``own``: see ``start_streams``."""
     total = len(cells.pool) if virtual.released_statistics else None
     images = draw_initial_images(
@@ -182,12 +172,9 @@ def distil_cells(
 
 
 def distil_protected(
-    virtual: VirtualImages,
-    memory: Mapping[str, Tensor],
-    steps: list[tuple[MatchingSettings, Networks, MatchingStreams, int]],
-    shard: Shard,
-    ctx: ClientContext,
-) -> tuple[Tensor, Tensor]:
+    virtual: VirtualImages, memory: Mapping[str, Tensor],
+    steps: list[tuple[MatchingSettings, Networks, MatchingStreams, int]], shard: Shard, ctx: ClientContext,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Images (C, ipc, c, h, w) and classes (C,) of the public list, by noised reads of the records alone.
 
     Raises ValueError unless the images start as noise.
