@@ -69,7 +69,7 @@ class ReplayTask:
     """Replays some worlds and reads their signals; the artifacts themselves are not kept."""
 
     replay: ClientReplay
-    lens: AdversaryView
+    adversary: AdversaryView
     passing: Mapping[int, AdversaryView] = field(default_factory=dict)
 
     def run(self) -> list[Signals] | None:
@@ -77,16 +77,16 @@ class ReplayTask:
         return (
             None
             if found is None
-            else [extract_all_signals(self.lens, self.passing, sent.pop(last), sent) for sent in found]
+            else [extract_all_signals(self.adversary, self.passing, sent.pop(last), sent) for sent in found]
         )
 
 
 def extract_all_signals(
-    lens: AdversaryView, passing: Mapping[int, AdversaryView], last: Mapping[str, Tensors], earlier: UploadsByRound
+    adversary: AdversaryView, passing: Mapping[int, AdversaryView], last: Mapping[str, Tensors], earlier: UploadsByRound
 ) -> Signals:
     """The signals of the audited round, and as "round@surface|signal" those of rounds that its replay passes."""
     more = {f"{t}@{key}": v for t, at in passing.items() for key, v in extract_signals(at, earlier[t]).items()}
-    return extract_signals(lens, last) | more
+    return extract_signals(adversary, last) | more
 
 
 def run_replay_task(task: ReplayTask) -> list[Signals] | None:
@@ -97,7 +97,7 @@ def run_replay_task(task: ReplayTask) -> list[Signals] | None:
 class ShadowTraining:
     """All worlds of one audited round.
 
-    passing: earlier rounds that its replays pass and that are read as well; like: replayed as that stage is.
+    passing: earlier rounds that its replays pass and that are read as well; like: replayed as that one is.
     """
 
     plan: Plan
@@ -105,7 +105,7 @@ class ShadowTraining:
     round: int
     shard: Shard  # the client's data before any coin flip
     game: MembershipGame
-    lens: AdversaryView
+    adversary: AdversaryView
     folder: RunFolder
     engine: Engine
     config: str
@@ -161,7 +161,7 @@ class ShadowTraining:
     def replay_task(self, worlds: Sequence[int], *, batched: bool) -> ReplayTask:
         held = (worlds, batched, frozenset(self.passing), self.uploads_of_others)
         replay = ClientReplay(self.plan, self.round_chain, self.shard, self.game, *held)
-        return ReplayTask(replay, self.lens, self.passing)
+        return ReplayTask(replay, self.adversary, self.passing)
 
     @cached_property
     def uploads_of_others(self) -> dict[int, Uploads]:
@@ -174,7 +174,7 @@ class ShadowTraining:
     def _real_signals(self) -> Signals:
         """World 0: what was really sent."""
         return extract_all_signals(
-            self.lens, self.passing, self.audited_snapshot.sent, {t: self.snapshots[t].sent for t in self.passing}
+            self.adversary, self.passing, self.audited_snapshot.sent, {t: self.snapshots[t].sent for t in self.passing}
         )
 
     def _cache_folder(self, *, apart: bool = False) -> Path:
@@ -224,7 +224,7 @@ class ShadowTraining:
         found = {}
         for world in range(len(self.game.masks)):
             with contextlib.suppress(DamagedRun):
-                signals = read_tensors(self._cache_file(place, world))
+                signals = read_tensors(_replay_file(place, world))
                 kept = {key: signals[key] for key in real if key in signals}
                 # a file of an earlier version lacks later signals: the run is attacked without them
                 needed = {
@@ -236,16 +236,13 @@ class ShadowTraining:
                     found[world] = kept
         return found
 
-    def _cache_file(self, place: Path, world: int) -> Path:
-        return place / f"world_{world:04d}.safetensors"
-
     def _write_signals(self, place: Path, world: int, signals: Signals) -> Signals:
         bad = sorted(key for key, value in signals.items() if not torch.isfinite(value).all())
         if bad:
             raise DamagedRun(
                 f"world {world}: {', '.join(bad)} not finite; did training diverge? (lower the learning rate)"
             )
-        write_tensors(self._cache_file(place, world), signals)
+        write_tensors(_replay_file(place, world), signals)
         return signals
 
 
@@ -290,16 +287,18 @@ def rounds_to_combine(snapshots: Mapping[int, Snapshot], most: int) -> dict[int,
 
 
 def plan_shadow_trainings(
-    make: Callable[[int], ShadowTraining], lens: Callable[[int], AdversaryView], grouped: Mapping[int, Sequence[int]]
+    make: Callable[[int], ShadowTraining],
+    adversary: Callable[[int], AdversaryView],
+    grouped: Mapping[int, Sequence[int]],
 ) -> dict[int, ShadowTraining]:
     """The replays of every round of ``grouped`` (audited round -> its rounds), not yet run; ``make`` starts one."""
-    stages: dict[int, ShadowTraining] = {}
+    trainings: dict[int, ShadowTraining] = {}
     for last, rounds in grouped.items():
-        stage, earlier = make(last), rounds[:-1]
-        on_the_way = {s.round for s in stage.round_chain} & set(earlier)
-        stages[last] = replace(stage, passing={t: lens(t) for t in sorted(on_the_way)})
-        stages |= {t: replace(make(t), like=stages[last]) for t in earlier if t not in on_the_way}
-    return stages
+        training, earlier = make(last), rounds[:-1]
+        on_the_way = {s.round for s in training.round_chain} & set(earlier)
+        trainings[last] = replace(training, passing={t: adversary(t) for t in sorted(on_the_way)})
+        trainings |= {t: replace(make(t), like=trainings[last]) for t in earlier if t not in on_the_way}
+    return trainings
 
 
 def stack_over_rounds(
@@ -345,33 +344,32 @@ class ShadowSignals:
 
 
 def train_shadow_models(
-    scene: FinishedRun, whole: Shard, folder: RunFolder, replays: int | None, federations: int
+    run: FinishedRun, whole: Shard, folder: RunFolder, replays: int | None, federations: int
 ) -> ShadowSignals:
     """Replay the audited client, so many times (None: all that were drawn), and the whole federation ``federations`` times."""
-    grouped = rounds_to_combine(scene.progress.snapshots, scene.experiment.audit_settings.rounds)
-    trainings = shadow_trainings_at(scene, whole, folder, grouped, replays)
+    grouped = rounds_to_combine(run.progress.snapshots, run.experiment.audit_settings.rounds)
+    trainings = shadow_trainings_at(run, whole, folder, grouped, replays)
     with show_progress("shadow models", sum(len(one.game.masks) for one in trainings.values())) as bar:
         stacked = {t: one.collect_signals(bar) for t, one in trainings.items()}
-    sent = stack_server_signals(scene, whole, folder, federations)
+    sent = stack_server_signals(run, whole, folder, federations)
     missing = frozenset[str]().union(*(one.missing_signals(stacked[t]) for t, one in trainings.items()))
     own, over = signals_of_audited_rounds(stacked, grouped), stack_over_rounds(stacked, grouped)
     return ShadowSignals(own, over, sent, missing, {t: trainings[t].training_choice for t in grouped})
 
 
 def shadow_trainings_at(
-    scene: FinishedRun, whole: Shard, folder: RunFolder, grouped: Mapping[int, Sequence[int]], few: int | None = None
+    run: FinishedRun, whole: Shard, folder: RunFolder, grouped: Mapping[int, Sequence[int]], few: int | None = None
 ) -> dict[int, ShadowTraining]:
     """The replays of every round of ``grouped`` (audited round -> its rounds), not yet run. few: so many instead of all."""
-    experiment, snapshots = scene.experiment, scene.progress.snapshots
+    experiment, snapshots = run.experiment, run.progress.snapshots
     training = experiment.audit_settings.training
-    game = replace(scene.game, masks=scene.game.masks[:few])
+    game, crowd = replace(run.game, masks=run.game.masks[:few]), experiment.shards if run.plan.trust.is_summed else ()
 
     def training_of_round(t: int) -> ShadowTraining:
-        held = (game, scene.adversary_view(t), folder, experiment.engine, experiment.run.fingerprint, training)
-        crowd = experiment.shards if scene.plan.trust.is_summed else ()
-        return ShadowTraining(scene.plan, snapshots, t, whole, *held, crowd=crowd)
+        held = (game, run.adversary_view(t), folder, experiment.engine, experiment.run.fingerprint, training)
+        return ShadowTraining(run.plan, snapshots, t, whole, *held, crowd=crowd)
 
-    return plan_shadow_trainings(training_of_round, scene.adversary_view, grouped)
+    return plan_shadow_trainings(training_of_round, run.adversary_view, grouped)
 
 
 # Each replayed federation (a world) flips the coins of the audited records anew. Where only the last rounds are replayed, the
@@ -385,41 +383,66 @@ FEWER_REPLAYS_NOTE = (
 CLIENT_SURFACES = {Surface.GLOBAL_IMAGES: Surface.SYNTHETIC_IMAGES}
 
 
-def stack_server_signals(scene: FinishedRun, whole: Shard, folder: RunFolder, federations: int) -> dict[str, Tensor]:
-    """Signals (K, n) of what the server sends at the end; K = 1 below two ``federations``.
+def stack_server_signals(run: FinishedRun, whole: Shard, folder: RunFolder, federations: int) -> dict[str, Tensor]:
+    """Signals (K, n) of what the server sends at the end: the run's own, then those of replays, which are kept in ``folder``.
 
-    whole: the audited client's data before any coin flip.
+    whole: the audited client's data before any coin flip. K = 1 below two ``federations``.
     """
-    plan, experiment = scene.plan, scene.experiment
-    kept = scene.progress.memories.get(plan.victim, {})  # after the last round, as in every replay
-    lens = replace(scene.adversary_view(max(scene.progress.snapshots)), memory=kept)
-    final = plan.method.broadcast(scene.progress.server)
-    real = server_signals(plan, scene.progress.server, lens, final)
-    worlds = min(federations, len(scene.game.masks))
-    if worlds < 2:
+    plan, experiment, game = run.plan, run.experiment, run.game
+    memory = run.progress.memories.get(plan.victim, {})  # after the last round, as in every replay
+    adversary = replace(run.adversary_view(max(run.progress.snapshots)), memory=memory)
+    real = server_signals(plan, run.progress.server, adversary, plan.method.broadcast(run.progress.server))
+    replays = min(federations, len(game.masks))
+    if replays < 2:
         return {key: value[None] for key, value in real.items()}
-    with show_progress("shadow federations", worlds) as bar:
-        return replay_federations(
-            plan, experiment.new_ledger(), experiment.shards, whole, scene.game, lens, real, worlds, folder,
-            experiment.engine, experiment.run.fingerprint, bar, experiment.audit_settings.federation_rounds,
-        )  # fmt: skip
+    shared = count_shared_rounds(plan.method, experiment.audit_settings.federation_rounds)
+    config = f"{experiment.run.fingerprint}{f' from round {shared}' if shared else ''}"
+    place = folder.path / "worlds" / f"federation-{replay_cache_key(plan, (adversary.snapshot,), game, config)}"
+    found: dict[int, Signals] = {0: real}
+    for world in range(1, replays):
+        with contextlib.suppress(DamagedRun):  # a damaged file is computed again
+            signals = read_tensors(_replay_file(place, world))
+            if tensor_shapes(signals) == tensor_shapes(real):
+                found[world] = signals
+    missing = [w for w in range(1, replays) if w not in found]
+    with show_progress("shadow federations", replays) as bar:
+        bar.advance(by=len(found))
+        begun = _run_shared_rounds(
+            plan, experiment.new_ledger(), experiment.shards, whole, game, shared if missing else 0
+        )
+        shards = {w: _with_shard(experiment.shards, plan, game.shard_of_replay(whole, w)) for w in missing}
+        tasks = [FederationReplay(plan, shards[w], adversary, w, begun) for w in missing]
+        for w, signals in zip(missing, experiment.engine.map(run_federation_replay, tasks)):
+            write_tensors(_replay_file(place, w), signals)
+            found[w] = signals
+            bar.advance()
+    return {key: torch.stack([found[w][key] for w in sorted(found)]) for key in real}
 
 
-def describe_view(scene: FinishedRun, view: View, family: Family, missing: Collection[str]) -> list[str]:
+def _replay_file(place: Path, world: int) -> Path:
+    return place / f"world_{world:04d}.safetensors"
+
+
+def _with_shard(shards: Sequence[Shard], plan: Plan, own: Shard) -> list[Shard]:
+    """All clients' data, the audited client's replaced."""
+    return [own if client == plan.victim else shard for client, shard in enumerate(shards)]
+
+
+def describe_view(run: FinishedRun, view: View, family: Family, missing: Collection[str]) -> list[str]:
     """What a finding's note says of how its view came about; missing: as of ``ShadowSignals``."""
     by_replays = family == Family.MEMBERSHIP
     return [
-        describe_granted_knowledge(scene.plan, view, family),
-        describe_replays(scene, view) if by_replays else "",
+        describe_granted_knowledge(run.plan, view, family),
+        describe_replays(run, view) if by_replays else "",
         describe_other_networks(view),
         describe_missing_signals(view.surface, missing) if by_replays else "",
     ]
 
 
-def describe_replays(scene: FinishedRun, view: View) -> str:
+def describe_replays(run: FinishedRun, view: View) -> str:
     """For a finding's note: that replays were left out, or which rounds of those of the whole federation are their own;
     "" where all are there and all rounds are."""
-    method, audit = scene.plan.method, scene.experiment.audit_settings
+    method, audit = run.plan.method, run.experiment.audit_settings
     apart, asked = audit.federation_rounds, min(audit.federations, audit.worlds)
     if view.worlds is None:
         return ""
@@ -439,14 +462,14 @@ def describe_replays(scene: FinishedRun, view: View) -> str:
     return f"replayed federations differ in the last {apart} of {method.rounds} rounds: replays of all rounds may show more"
 
 
-def server_signals(plan: Plan, server: State, lens: AdversaryView, final: Mapping[str, Tensors]) -> Signals:
+def server_signals(plan: Plan, server: State, adversary: AdversaryView, final: Mapping[str, Tensors]) -> Signals:
     """ "surface|signal" -> (n,) of everything that the server sends at the end.
 
     A model that cannot predict without a client's own part gets the audited client's: the most that this adversary
     could hold. Shared features are left out: they are rows that the clients sent themselves, through a map that
     was broadcast earlier, so the signals of the round that released them are used.
     """
-    lens, (server, final) = lens.on_device, to_device((server, final), lens.problem.device)
+    adversary, (server, final) = adversary.on_device, to_device((server, final), adversary.problem.device)
     found: Signals = {}
     with torch.no_grad():
         for name, value in final.items():
@@ -454,14 +477,14 @@ def server_signals(plan: Plan, server: State, lens: AdversaryView, final: Mappin
             if surface == Surface.GLOBAL_MODEL and f"{surface}|confidence" in found:
                 continue  # of several networks: the method predicts with one, whichever names they have
             if surface == Surface.GLOBAL_MODEL:
-                logits = plan.method.predict(server, lens.memory, lens.candidates.x)
-                public = plan.method.predict(server, lens.memory, lens.public.x[:POPULATION_RECORDS])
-                confidence = sig.logit_scaled(logits, lens.candidates.y)
+                logits = plan.method.predict(server, adversary.memory, adversary.candidates.x)
+                public = plan.method.predict(server, adversary.memory, adversary.public.x[:POPULATION_RECORDS])
+                confidence = sig.logit_scaled(logits, adversary.candidates.y)
                 signals = {"confidence": confidence, "logits": logits, "public_logits": public}
             elif name == "labels" or surface == Surface.SHARED_FEATURES:
                 continue
             else:
-                signals = dict(SIGNAL_READERS[CLIENT_SURFACES.get(surface, surface)](lens, name, value, final))
+                signals = dict(SIGNAL_READERS[CLIENT_SURFACES.get(surface, surface)](adversary, name, value, final))
             found |= {f"{surface}|{signal}": scores.float() for signal, scores in signals.items()}
     return to_device(found, "cpu")
 
@@ -475,7 +498,7 @@ class FederationReplay:
 
     plan: Plan
     shards: Sequence[Shard]
-    lens: AdversaryView
+    adversary: AdversaryView
     world: int
     begun: Progress
 
@@ -483,15 +506,15 @@ class FederationReplay:
         plan = replace(self.plan, keys=self.plan.keys.fold("world", self.world))
         progress = run_rounds_until(plan, self.begun, self.shards, plan.method.rounds)
         final = plan.method.broadcast(progress.server)
-        own = replace(self.lens, memory=progress.memories.get(plan.victim, {}))
+        own = replace(self.adversary, memory=progress.memories.get(plan.victim, {}))
         return server_signals(plan, progress.server, own, final)
 
 
 def run_rounds_until(plan: Plan, progress: Progress, shards: Sequence[Shard], rounds: int) -> Progress:
     """``progress`` after all rounds before ``rounds``."""
-    serial, seen = Engine(threads=torch.get_num_threads()), None
+    serial, sent = Engine(threads=torch.get_num_threads()), None
     while progress.round < rounds:
-        progress, _, seen = run_round(plan, progress, shards, serial, seen)
+        progress, _, sent = run_round(plan, progress, shards, serial, sent)
     return progress
 
 
@@ -512,43 +535,9 @@ def _run_shared_rounds(
         return begun
     keys = plan.keys.fold("world", "shared")
     coins = torch.rand(1, game.masks.shape[1], generator=keys.fold("secret", "coins").torch()) < 0.5
-    own = list(shards)
-    own[plan.victim] = replace(game, masks=coins).shard_of_replay(whole, 0)
-    return run_rounds_until(replace(plan, keys=keys), begun, own, rounds)
+    own = replace(game, masks=coins).shard_of_replay(whole, 0)
+    return run_rounds_until(replace(plan, keys=keys), begun, _with_shard(shards, plan, own), rounds)
 
 
 def run_federation_replay(task: FederationReplay) -> Signals:
     return task.run()
-
-
-def replay_federations(
-    plan: Plan, ledger: Ledger, shards: Sequence[Shard], whole: Shard, game: MembershipGame, lens: AdversaryView, real: Signals,
-    worlds: int, folder: RunFolder, engine: Engine, config: str, bar: ProgressBar, replayed: int = 0,
-) -> dict[str, Tensor]:  # fmt: skip
-    """(K, n) signals of what the server sends; world 0 is ``real``, the others are replayed and kept.
-
-    ledger: an empty one of the run's own relation, unit and delta; replayed: how many last rounds are each world's
-    own, 0 = all.
-    """
-    shared = count_shared_rounds(plan.method, replayed)
-    config = f"{config} from round {shared}" if shared else config
-    place = folder.path / "worlds" / f"federation-{replay_cache_key(plan, (lens.snapshot,), game, config)}"
-    found: dict[int, Signals] = {0: real}
-    for world in range(1, worlds):
-        with contextlib.suppress(DamagedRun):  # a damaged file is computed again
-            signals = read_tensors(place / f"world_{world:04d}.safetensors")
-            if tensor_shapes(signals) == tensor_shapes(real):
-                found[world] = signals
-    missing = [w for w in range(1, worlds) if w not in found]
-    bar.advance(by=len(found))
-    tasks = []
-    begun = _run_shared_rounds(plan, ledger, shards, whole, game, shared if missing else 0)
-    for w in missing:
-        own = list(shards)
-        own[plan.victim] = game.shard_of_replay(whole, w)
-        tasks.append(FederationReplay(plan, own, lens, w, begun))
-    for w, signals in zip(missing, engine.map(run_federation_replay, tasks)):
-        write_tensors(place / f"world_{w:04d}.safetensors", signals)
-        found[w] = signals
-        bar.advance()
-    return {key: torch.stack([found[w][key] for w in sorted(found)]) for key in real}
