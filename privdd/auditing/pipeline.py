@@ -7,13 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from attacks.types import Attack, Family, Finding
-from privdd.auditing.attack_tasks import (
-    AttackTerms,
-    ErrorBudget,
-    collect_attack_jobs,
-    error_budget,
-    run_attacks,
-)
+from privdd.auditing.attack_tasks import AttackTerms, ErrorBudget, collect_attack_jobs, error_budget, run_attacks
 from privdd.auditing.canary_game import CanaryGame, canary_findings_of_run, check_playable, draw_canaries
 from privdd.auditing.coverage import findings_of_diverged_run
 from privdd.auditing.dp_tests.runner import (

@@ -21,7 +21,7 @@ from attacks.validation import check_non_negative
 from privdd.core.device import to_device
 from privdd.core.loop_timing import timed_steps
 from privdd.core.rng import Keys
-from privdd.core.types import Records, State, Tensors, pack, unpack
+from privdd.core.types import Records, State, Tensors, Values, pack, unpack
 from privdd.distillation.class_cells import draw_record_normals
 from privdd.federated.channel import ClientContext
 from privdd.models import ModelSpec, build
@@ -32,7 +32,7 @@ from privdd.training.dp_sgd import QUERY, dp_local_sgd
 CLASSIFIER, GENERATOR = "classifier.", "generator."
 
 
-def sent_networks(broadcast: Mapping[str, Tensors]) -> State:
+def sent_networks(broadcast: Values) -> State:
     """Parameters and buffers of phase A's two networks as the server sent them."""
     return {**broadcast["generator"], **broadcast.get("generator_buffers", {})}
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from attacks.types import Surface
 from attacks.validation import check_counts
 from privdd.core.rng import Keys
-from privdd.core.types import Artifact, Problem, Received, Shard, State, Tensors, Upload, pack, unpack
+from privdd.core.types import Artifact, Problem, Received, Shard, State, Values, Work, pack, unpack
 from privdd.distillation.gradient_matching import (
     SET_GRADIENT_QUERY,
     SetGeneration,
@@ -64,9 +64,7 @@ class DPPSG(Method, AuditHooks):
     def init(self, problem: Problem, keys: Keys) -> State:
         return pack("model", initial(self.model, problem.shape, problem.classes, keys.fold("model").torch()))
 
-    def local(
-        self, broadcast: Mapping[str, Tensors], memory: State, shard: Shard, ctx: ClientContext
-    ) -> tuple[Upload, State]:
+    def local(self, broadcast: Values, memory: State, shard: Shard, ctx: ClientContext) -> Work:
         private, train, like = ctx.protected(SET_GRADIENT_QUERY), shard.train, broadcast["model"]["head.weight"]
         held = ctx.problem.class_list if private else train.y.unique().tolist()
         labels = torch.tensor(held, dtype=torch.long).repeat_interleave(self.ipc)
@@ -112,7 +110,7 @@ class DPPSG(Method, AuditHooks):
     def classifier(self, problem: Problem) -> nn.Module:
         return build(self.model, problem.shape, problem.classes)
 
-    def sent_state(self, broadcast: Mapping[str, Tensors]) -> State | None:
+    def sent_state(self, broadcast: Values) -> State | None:
         """The model as the server sent it; a synthetic set implies no model by itself."""
         return dict(broadcast["model"])
 

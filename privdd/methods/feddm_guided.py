@@ -17,7 +17,7 @@ from torch import Tensor
 
 from attacks.types import Surface
 from privdd.core.rng import Keys
-from privdd.core.types import Artifact, Problem, Received, Records, Shard, State, Tensors, Upload, pack, unpack
+from privdd.core.types import Artifact, Problem, Received, Records, Shard, State, Values, Work, pack, unpack
 from privdd.distillation.guided_images import (
     ClassModel,
     CoarsePixels,
@@ -99,9 +99,7 @@ class FedDMGuided(DPHead):
         """The queries besides the head's in a round."""
         return [name for name, reads in ((SUMS, self.read_rounds), (MOMENTS, self.varied_rounds)) if round < reads]
 
-    def from_rows(
-        self, broadcast: Mapping[str, Tensors], rows: Tensor, shard: Shard, ctx: ClientContext
-    ) -> tuple[Upload, State]:
+    def from_rows(self, broadcast: Values, rows: Tensor, shard: Shard, ctx: ClientContext) -> Work:
         upload = dict(super().from_rows(broadcast, rows, shard, ctx)[0])
         read = {SUMS: self._release_class_sums, MOMENTS: self._release_moments}
         parts = [
@@ -206,7 +204,7 @@ class FedDMGuided(DPHead):
         read = {name: 1 for name in self._queries_of_round(round) if name in mechanisms}
         return {**super().spends(round, mechanisms), **read}
 
-    def maps(self, broadcast: Mapping[str, Tensors], memory: State, problem: Problem) -> dict[str, Any]:
+    def maps(self, broadcast: Values, memory: State, problem: Problem) -> dict[str, Any]:
         """A record to what it adds to its class's sum."""
         return {"embedding": self._counted_contributions, "public": self._counted_contributions}
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from attacks.types import Surface
 from attacks.validation import check_below_one, check_counts, check_non_negative, check_positive
 from privdd.core.rng import Keys
-from privdd.core.types import Artifact, Problem, Received, Records, Shard, State, Tensors, Upload, Values, pack, unpack
+from privdd.core.types import Artifact, Problem, Received, Records, Shard, State, Tensors, Values, Work, pack, unpack
 from privdd.distillation.class_cells import ClassCells, batched_cells, labelled_images, single_client_cells
 from privdd.distillation.distribution_matching import MatchingSettings, MatchingStreams, Networks
 from privdd.distillation.gradient_matching import match_gradient
@@ -161,7 +161,7 @@ class FedLGD(Method, AuditHooks, hooks=("is_selected_round", "refines_in_round")
         state = unpack("model", server)
         return predict_logits(build_skeleton(self.model, tuple(x.shape[1:]), len(state["head.weight"])), state, x)  # type: ignore[arg-type]
 
-    def local(self, broadcast: Values, memory: State, shard: Shard, ctx: ClientContext) -> tuple[Upload, State]:
+    def local(self, broadcast: Values, memory: State, shard: Shard, ctx: ClientContext) -> Work:
         self.check_mechanisms(ctx.mechanisms)
         if ctx.protected("embedding"):
             steps = self._matching_stages(broadcast, memory, shard, ctx)
@@ -185,13 +185,13 @@ class FedLGD(Method, AuditHooks, hooks=("is_selected_round", "refines_in_round")
             raise ValueError("server_start=statistics: it sends class statistics as they are; a guarantee needs noise")
 
     def _matching_stages(
-        self, broadcast: Mapping[str, Tensors], memory: State, shard: Shard, ctx: ClientContext
+        self, broadcast: Values, memory: State, shard: Shard, ctx: ClientContext
     ) -> list[tuple[MatchingSettings, Networks, MatchingStreams, int]]:
         when = {"first": "images/x" not in memory, "refine": self.refines_in_round(ctx.round)}
         return matching_stages(self.virtual, self.model, broadcast, shard, ctx, **when)
 
     def _distil_cells(
-        self, cells: ClassCells, broadcast: Mapping[str, Tensors], memory: State, shard: Shard, ctx: ClientContext,
+        self, cells: ClassCells, broadcast: Values, memory: State, shard: Shard, ctx: ClientContext,
         own: Sequence[Keys] | None = None,
     ) -> Tensor:  # fmt: skip
         return distil_cells(
@@ -206,9 +206,7 @@ class FedLGD(Method, AuditHooks, hooks=("is_selected_round", "refines_in_round")
         found = class_statistics(shard.train, shard.classes, released=self.virtual.released_statistics)
         return {"mean": found.mean, "std": found.std}
 
-    def _train_virtual(
-        self, broadcast: Mapping[str, Tensors], memory: State, own: Records, shard: Shard, ctx: ClientContext
-    ) -> State:
+    def _train_virtual(self, broadcast: Values, memory: State, own: Records, shard: Shard, ctx: ClientContext) -> State:
         late = self.stale and "trained_in" in memory and int(memory["trained_in"]) != ctx.round - 1
         start: Tensors = unpack("trained", memory) if late else broadcast["model"]
         mixed = self.always_mixed or not self.is_selected_round(ctx.round)
@@ -241,7 +239,7 @@ class FedLGD(Method, AuditHooks, hooks=("is_selected_round", "refines_in_round")
         """The architecture whose parameters travel."""
         return build(self.model, problem.shape, problem.classes)
 
-    def sent_state(self, broadcast: Mapping[str, Tensors]) -> State | None:
+    def sent_state(self, broadcast: Values) -> State | None:
         """The global model."""
         return dict(broadcast["model"])
 
@@ -249,7 +247,7 @@ class FedLGD(Method, AuditHooks, hooks=("is_selected_round", "refines_in_round")
         """The client's virtual images, once it has some."""
         return memory["images/x"].detach().reshape(-1, *problem.shape) if "images/x" in memory else None
 
-    def model_state(self, name: str, value: Tensors, broadcast: Mapping[str, Tensors]) -> State | None:
+    def model_state(self, name: str, value: Tensors, broadcast: Values) -> State | None:
         """The classifier state that an upload implies, or None where it implies none."""
         return dict(value) if name == "update" else None
 
@@ -262,9 +260,9 @@ class FedLGD(Method, AuditHooks, hooks=("is_selected_round", "refines_in_round")
         return round > 0
 
     def local_batched(
-        self, broadcast: Mapping[str, Tensors], memories: Sequence[State], shards: Sequence[Shard],
+        self, broadcast: Values, memories: Sequence[State], shards: Sequence[Shard],
         contexts: Sequence[ClientContext],
-    ) -> Sequence[tuple[Upload, State]] | None:  # fmt: skip
+    ) -> Sequence[Work] | None:  # fmt: skip
         """First rounds at once: they share the first one's batches, but for where images start and how they train.
 
         None later on (each client has its own images by then), under noise, and where statistics are sent or

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from attacks.types import Surface
 from privdd.core.rng import Keys
-from privdd.core.types import Problem, Received, Shard, State, Tensors, Upload, Values, pack, unpack
+from privdd.core.types import Problem, Received, Shard, State, Tensors, Values, Work, pack, unpack
 from privdd.distillation.private_matching import check_no_batch_norm
 from privdd.distillation.virtual_images import Distiller, replace_by_images
 from privdd.federated.channel import ClientContext
@@ -62,7 +62,7 @@ class VirtualData(Method, AuditHooks):
     def broadcast(self, server: State) -> Values:
         return self.inner.broadcast(server)
 
-    def local(self, broadcast: Values, memory: State, shard: Shard, ctx: ClientContext) -> tuple[Upload, State]:
+    def local(self, broadcast: Values, memory: State, shard: Shard, ctx: ClientContext) -> Work:
         own, images = replace_by_images(self.virtual, self.model, memory, shard, ctx)
         upload, inner = self.inner.local(broadcast, unpack("inner", memory), own, ctx)
         return upload, {**images, **pack("inner", inner)}
