@@ -19,13 +19,12 @@ from privdd.auditing.findings import decide_verdict, finding_row
 from privdd.cli.settings import audit_settings, privacy_settings
 from privdd.cli.validation import check_config_types
 from privdd.core.validation import BadConfig
-from privdd.external.run_folder import check_folder_free
 from privdd.reporting.findings_file import validate_findings, write_findings
 from privdd.reporting.page import write_report
 from privdd.reporting.terminal import print_summary
 from privdd.runtime.files import lock_folder, to_plain_json, write_json
 from privdd.runtime.manifest import seal_folder
-from privdd.runtime.run_folder import RunFolder, write_tensors
+from privdd.runtime.run_folder import RunFolder, check_folder_free, write_tensors
 
 STATED_ELSEWHERE = "stated by whoever brought the scores"
 

@@ -38,8 +38,6 @@ from privdd.cli.secret import take_secret, unused_secret_error
 from privdd.cli.settings import audit_settings, privacy_settings, run_settings
 from privdd.cli.sweeps import Sweep, count_points, is_sweep, parse_sweep, pin_sweep_folder
 from privdd.core.validation import BadConfig
-from privdd.external.arguments import TARGET_USAGE, asks_for_target, parse_target_arguments
-from privdd.recording.recording_folder import find_recording_argument
 from privdd.runtime.files import check_plain_folder
 from privdd.runtime.startup import keep_freed_memory, start_forkserver
 
@@ -149,23 +147,36 @@ def main(command: str, run: CommandRun) -> int:
     return run_guarded(lambda: _run_command(command, run))
 
 
+def _audit_external_target(argv: list[str]) -> int | None:
+    """The exit status of an audit of what others trained or recorded; None where the command line names no such thing."""
+    outside = any(item.startswith("target.") for item in argv)
+    if not outside and not any(item.startswith("run=") for item in argv):
+        return None
+    from privdd.external.arguments import TARGET_USAGE, parse_target_arguments
+    from privdd.recording.recording_folder import find_recording_argument
+
+    if {"-h", "--help"} & {*argv}:
+        print(TARGET_USAGE if outside else "", end="")
+        return 0 if outside else None
+    keep_freed_memory()
+    if (recording := find_recording_argument(argv)) is not None:
+        from privdd.external.recorded_federation import run_recorded_audit
+
+        return run_recorded_audit(recording, argv)
+    if not outside:
+        return None
+    parse_target_arguments(argv)  # quick, where the imports below are not
+    from privdd.external.runner import run_target_audit
+
+    return run_target_audit(argv)
+
+
 def _run_command(command: str, run: CommandRun) -> int:
-    outside = command == "audit" and asks_for_target(sys.argv[1:])
-    if outside and {"-h", "--help"} & {*sys.argv}:
-        print(TARGET_USAGE, end="")
-        return 0
+    if command == "audit" and (status := _audit_external_target(sys.argv[1:])) is not None:
+        return status
     if print_help_if_asked(command, sys.argv[1:], sys.stdout):
         return 0
     keep_freed_memory()
-    if command == "audit" and (recording := find_recording_argument(sys.argv[1:])) is not None:
-        from privdd.external.recorded_federation import run_recorded_audit
-
-        return run_recorded_audit(recording, sys.argv[1:])
-    if outside:
-        parse_target_arguments(sys.argv[1:])  # quick, where the imports below are not
-        from privdd.external.runner import run_target_audit
-
-        return run_target_audit(sys.argv[1:])
     register_resolvers()
     public, secret_typed = take_secret(quote_paths(sys.argv[1:]))
     sys.argv = [sys.argv[0], *public]

@@ -79,11 +79,6 @@ class TargetArguments:
         return self.given.get(key)
 
 
-def asks_for_target(argv: Sequence[str]) -> bool:
-    """Whether the command line is about a target from outside."""
-    return any(item.startswith(TARGET_PREFIX) for item in argv)
-
-
 def parse_target_arguments(argv: Sequence[str], kind: str = "") -> TargetArguments:
     """Raises BadConfig, one line, for anything that is not understood, or that a target of its kind does not read.
 

@@ -38,7 +38,6 @@ from privdd.external.run_folder import (
     ExternalAudit,
     HeldArtifact,
     StatedLimit,
-    check_folder_free,
     parse_stated_limit,
     write_audit_folder,
 )
@@ -57,7 +56,7 @@ from privdd.recording.network import (
 )
 from privdd.recording.recording import RecordedMessage, Recording, read_recordings
 from privdd.reporting.terminal import print_summary
-from privdd.runtime.run_folder import RunFolder
+from privdd.runtime.run_folder import RunFolder, check_folder_free
 
 # --- claimed limit -----------------------------------------------------------------------------
 # What the components of a recorded federation claim, as the limit that an audit compares with.

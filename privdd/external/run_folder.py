@@ -26,9 +26,9 @@ from privdd.privacy.mechanism import LedgerRow
 from privdd.reporting.findings_file import validate_findings, write_findings
 from privdd.reporting.page import write_report
 from privdd.reporting.schema import Findings, worst_verdict
-from privdd.runtime.files import check_plain_folder, lock_folder, to_plain_json, write_json
+from privdd.runtime.files import lock_folder, to_plain_json, write_json
 from privdd.runtime.manifest import run_provenance, seal_folder
-from privdd.runtime.run_folder import RunFolder, write_tensors
+from privdd.runtime.run_folder import RunFolder, check_folder_free, write_tensors
 
 # --- stated limit ------------------------------------------------------------------------------
 # An epsilon that someone states of a target, as it reads for one record exchanged for another.
@@ -156,14 +156,6 @@ def write_audit_folder(run: ExternalAudit, path: Path, command: Sequence[str]) -
         write_report(path)
         seal_folder(path)
     return result
-
-
-def check_folder_free(path: Path) -> None:
-    """Raises BadConfig where the folder holds a run already: its files would stand beside the new ones."""
-    if path.is_dir():
-        check_plain_folder(path)
-    if held := [name for name in ("findings.json", "config.yaml", "manifest.json") if (path / name).exists()]:
-        raise BadConfig(f"{path}: holds a run already ({held[0]}); use another folder")
 
 
 def _build_ledger(run: ExternalAudit) -> Ledger:

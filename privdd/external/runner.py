@@ -25,7 +25,6 @@ from privdd.external.records import LabelledRecords, read_records, records_from_
 from privdd.external.run_folder import (
     ExternalAudit,
     StatedLimit,
-    check_folder_free,
     parse_stated_limit,
     write_audit_folder,
 )
@@ -36,7 +35,7 @@ from privdd.reporting.schema import Findings
 from privdd.reporting.terminal import print_summary
 from privdd.runtime.engine import Engine
 from privdd.runtime.manifest import file_sha256
-from privdd.runtime.run_folder import RunFolder
+from privdd.runtime.run_folder import RunFolder, check_folder_free
 
 # --- from python -------------------------------------------------------------------------------
 # Audits of targets from outside as functions: what scripts and notebooks call.

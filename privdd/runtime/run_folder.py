@@ -21,7 +21,15 @@ from torch import Tensor
 
 from privdd.core.types import State
 from privdd.core.validation import BadConfig
-from privdd.runtime.files import DamagedRun, read_bytes, read_json, safe_name, write_bytes, write_json
+from privdd.runtime.files import (
+    DamagedRun,
+    check_plain_folder,
+    read_bytes,
+    read_json,
+    safe_name,
+    write_bytes,
+    write_json,
+)
 
 # --- run folder --------------------------------------------------------------------------------
 # The run folder: where its parts lie, and its tensors, as safetensors.
@@ -112,6 +120,14 @@ class RunFolder:
     @property
     def config_file(self) -> Path:
         return self.path / "config.yaml"
+
+
+def check_folder_free(path: Path) -> None:
+    """Raises BadConfig where the folder holds a run already: its files would stand beside the new ones."""
+    if path.is_dir():
+        check_plain_folder(path)
+    if held := [name for name in ("findings.json", "config.yaml", "manifest.json") if (path / name).exists()]:
+        raise BadConfig(f"{path}: holds a run already ({held[0]}); use another folder")
 
 
 def same_tensors(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:

@@ -14,7 +14,7 @@ from torch import nn
 
 from privdd.cli import main as cli
 from privdd.core.validation import BadConfig
-from privdd.external.arguments import ALL_KEYS, asks_for_target, parse_target_arguments
+from privdd.external.arguments import ALL_KEYS, parse_target_arguments
 from privdd.external.predictor import load_target_model, load_weights, read_weights
 from privdd.external.runner import run_target_audit
 from privdd.reporting.findings_file import load_findings
@@ -176,7 +176,6 @@ def test_unnamed_weights_of_another_network_are_refused(here: Path) -> None:
 
 
 def test_only_targets_are_taken_over() -> None:
-    assert asks_for_target(["target.model=a"]) and not asks_for_target(["model.target=a", "algo=fedavg"])
     assert parse_target_arguments(["target.model=a:b", "hydra.run.dir=x", "target.args.n=[1,2]"]).args == {"n": [1, 2]}
 
 

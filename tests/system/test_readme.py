@@ -18,7 +18,7 @@ from privdd.blackbox.arguments import parse_arguments as read_check
 from privdd.canary.arguments import parse_canary_arguments as read_canary
 from privdd.cli.compose import expand_arguments
 from privdd.cli.main import check_command
-from privdd.external.arguments import asks_for_target, parse_target_arguments
+from privdd.external.arguments import TARGET_PREFIX, parse_target_arguments
 from privdd.report import report_parser
 from privdd.reproduce.arguments import parse_arguments as read_reproduce
 from privdd.reproduce.catalogue import find_entry
@@ -96,7 +96,7 @@ def test_the_commands_are_accepted(line: str, mine: Path) -> None:
         return
     if "--dry-run" in argv:
         argv.remove("--dry-run")
-    if asks_for_target(argv):
+    if any(item.startswith(TARGET_PREFIX) for item in argv):
         argv = [a for a in argv if not a.startswith(("run=", "target.client="))]  # of a recording
         assert parse_target_arguments(argv).given
         return
