@@ -53,14 +53,6 @@ from privdd.external.trained_model import GLOBAL_DRAWS, ExternalAuditSettings
 from privdd.runtime.files import DamagedRun, list_plain_files
 from privdd.runtime.run_folder import read_tensors
 
-# --- captured updates --------------------------------------------------------------------------
-# Updates or gradients that were captured somewhere: a folder of safetensors, one file for each round and client.
-#
-# ``DIR/round_000/client_0.safetensors`` holds tensors under the names of the model's state_dict. What they are is said by
-# ``target.kind``: "update" (what the client's weights changed by), "model" (its weights) or "gradient". The model that it
-# started from is ``DIR/round_000/server.safetensors``; of a single round it may be ``target.weights``.
-
-
 UPDATE_FILE = re.compile(r"round_(\d{1,6})/client_(\d{1,6})\.safetensors")
 SERVER_FILE = "server.safetensors"  # beside the clients' files of a round: the model that they were sent
 UPDATE_KINDS = ("update", "model", "gradient")
@@ -138,10 +130,6 @@ def _check_fits_model(path: Path, value: Mapping[str, Tensor], own: Mapping[str,
         if tensor.is_floating_point() and not torch.isfinite(tensor).all():
             raise BadConfig(f"target.updates={path}: NaN or infinity in {name}")
     return dict(value)
-
-
-# --- updates target ----------------------------------------------------------------------------
-# Updates that were captured in somebody's federation: membership, label counts and reconstruction of one client's records.
 
 
 SIGNAL_OF_ATTACK = {"gradient_alignment": "alignment", "joint_gradients": "joint", "confidence_gain": "confidence"}

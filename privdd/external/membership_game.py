@@ -32,15 +32,6 @@ from privdd.core.validation import BadConfig
 from privdd.external.records import MIN_RECORDS, LabelledRecords, fill_gaps, nearest_records
 from privdd.reporting.wording import format_share
 
-# --- coin game ---------------------------------------------------------------------------------
-# The membership game on a target that someone else trained: fair coins that its owner knew nothing of.
-#
-# For each audited record a fair coin is tossed first. On heads it is the next record of a random order of the training
-# set, on tails the next of the held-out set. If both sets were drawn from one distribution, this is the game of a training
-# in which each audited record was put in by that coin, its place being taken by another record of the same distribution
-# otherwise; so bounds hold for one record *exchanged* (Steinke, Nasr and Jagielski 2023; relation replace).
-
-
 COIN_SIGMAS = 5.2  # an order of coins that would use up one set is as rare as one in five million, and is tossed again
 MAX_REFERENCE = 1000
 
@@ -188,10 +179,6 @@ def _draw_coins(count: int, most: int, generator: torch.Generator) -> Tensor:
             return found
 
 
-# --- judged ------------------------------------------------------------------------------------
-# Attacks on a target from outside, judged on the target alone: shadow models only lend it their scale.
-
-
 BOUND_MEASURES = ("epsilon_measured", "epsilon_method", "epsilon_validity")
 RANKING_ATTACKS = (
     "rmia",
@@ -336,10 +323,6 @@ def findings_without_attack(
     ]
 
 
-# --- target facts ------------------------------------------------------------------------------
-# What a reader has to know of a target's files before any number: equal records, and whether the comparison is fair.
-
-
 CLASSIFIER_COMPONENTS, MAX_CLASSIFIED = (
     24,
     1000,
@@ -435,8 +418,8 @@ def _label_doubts(train: LabelledRecords, heldout: LabelledRecords) -> list[str]
         axes = torch.linalg.svd(x, full_matrices=False).Vh[:CLASSIFIER_COMPONENTS].T
         x, other = x @ axes, other @ axes
     half = torch.arange(size) % 2 == 0
-    asked = _add_constant(torch.cat([x[~half], other]))
-    guess = ridge_readout(_add_constant(x[half]).float(), train.y[:size][half], asked.float(), classes).argmax(1)
+    asked = add_constant(torch.cat([x[~half], other]))
+    guess = ridge_readout(add_constant(x[half]).float(), train.y[:size][half], asked.float(), classes).argmax(1)
     right = guess == torch.cat([train.y[:size][~half], heldout.y[:size]])
     count = int((~half).sum())
     own, apart = float(right[:count].double().mean()), float(right[count:].double().mean())
@@ -451,7 +434,8 @@ def _label_doubts(train: LabelledRecords, heldout: LabelledRecords) -> list[str]
     ]
 
 
-def _add_constant(x: Tensor) -> Tensor:
+def add_constant(x: Tensor) -> Tensor:
+    """(n, d + 1): a column of ones behind the others."""
     return torch.cat([x, torch.ones(len(x), 1, dtype=x.dtype)], 1)
 
 

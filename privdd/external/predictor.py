@@ -21,10 +21,6 @@ from privdd.external.records import LabelledRecords, RecordFormat, align_columns
 from privdd.runtime.files import DamagedRun, read_bytes
 from privdd.runtime.run_folder import LARGEST_TENSORS, read_tensors
 
-# --- predictor ---------------------------------------------------------------------------------
-# A trained model of any kind as one function: records in, one number for each class out.
-
-
 PLAIN_FORMAT = RecordFormat()
 QUERY_BATCH = 1024
 MAX_LABEL_SPREAD = 10  # labels that go up to more than so many times their number are names of classes
@@ -279,11 +275,6 @@ def outputs_to_logits(answers: NDArray[Any], reading: OutputKind) -> Tensor:
     )
 
 
-def values_to_logits(values: Any, key: str, classes: int = 2) -> Tensor:
-    """(b, C) float64 of what a model gave for b records. Raises BadConfig for what is none of ``OutputKind``."""
-    return Predictor(lambda _: values, key)(torch.zeros(len(values), 1), classes)
-
-
 def _are_labels(values: NDArray[Any], classes: int) -> bool:
     return bool((values == np.floor(values)).all() and values.min() >= 0 and values.max() < classes)
 
@@ -314,10 +305,6 @@ def _call_module(model: nn.Module, x: Tensor, key: str) -> Tensor:
     if not isinstance(found, Tensor):
         raise BadConfig(f"{key}: gives {type(found).__name__}; a tensor (b, classes) is needed")
     return found
-
-
-# --- weights -----------------------------------------------------------------------------------
-# The user's own network, and its weights from a file that can run nothing.
 
 
 PICKLE_SUFFIXES = (".pkl", ".pickle", ".joblib", ".sav", ".dill", ".bin")

@@ -45,7 +45,6 @@ from privdd.external.runner import choose_output_folder
 from privdd.external.trained_model import ExternalAuditSettings
 from privdd.privacy.ledger import Ledger
 from privdd.privacy.mechanism import LedgerRow
-from privdd.recording.ledger import recording_ledger
 from privdd.recording.network import (
     align_state,
     build_network,
@@ -54,13 +53,9 @@ from privdd.recording.network import (
     record_descents,
     thinning_step,
 )
-from privdd.recording.recording import RecordedMessage, Recording, read_recordings
+from privdd.recording.recording import RecordedMessage, Recording, read_recordings, recording_ledger
 from privdd.reporting.terminal import print_summary
 from privdd.runtime.run_folder import RunFolder, check_folder_free
-
-# --- claimed limit -----------------------------------------------------------------------------
-# What the components of a recorded federation claim, as the limit that an audit compares with.
-
 
 AGGREGATES_SCOPE = (
     "the aggregates of all rounds; updates before them are not covered, so no bound here is compared with it"
@@ -116,14 +111,6 @@ def _claim_entry(epsilon: float, delta: float, source: str, why: str) -> dict[st
 
 def _claim_source(why: str) -> str:
     return why.removeprefix("claimed by ").removesuffix(", not checked here")
-
-
-# --- recorded run ------------------------------------------------------------------------------
-# ``python -m privdd.audit run=DIR target.model=...``: a federation of someone else's that ``privdd.integrations.flower_recorder`` recorded.
-#
-# The audited client's training records and held-out ones play the game of ``draw_coin_game``. Its updates are attacked by
-# all recorded rounds together (each record's part in every update, solved for together with the others'), the last
-# update and the final model by the loss and by a quantile regression. No shadow models: nobody told how the app trains.
 
 
 MAX_ROUNDS_READ = 8  # recorded rounds whose updates are read, evenly spaced, the last included
@@ -234,9 +221,6 @@ def audit_recorded_client(
         judged, limit, budget, {"attacks": done - began, "total": done - began}, facts, accuracy, about,
         len(recording.client_nodes), len(replies),
     )  # fmt: skip
-
-
-# --- what is read --------------------------------------------------------------------------------
 
 
 def _model_outputs(model: nn.Module, records: LabelledRecords) -> Tensor:

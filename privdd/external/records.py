@@ -17,10 +17,6 @@ from torch import Tensor
 from attacks.validation import check_archive
 from privdd.core.validation import BadConfig
 
-# --- labelled ----------------------------------------------------------------------------------
-# Labelled records of any shape, from an npz file or from arrays, tables and sparse matrices.
-
-
 MIN_RECORDS = 20  # records of either kind: with fewer, no rate can be told from guessing
 MAX_LABEL = 100_000  # labels from 0 up to here number outputs; others are names of classes
 MAX_DENSE_NUMBERS = 2**28  # numbers of a sparse matrix that are written out: 2 GiB
@@ -361,10 +357,6 @@ def _locate_first(wrong: NDArray[Any]) -> str:
 def _list_few(names: Sequence[Any]) -> str:
     shown = ", ".join(repr(name) if isinstance(name, str) else f"{name}" for name in names[:5])
     return f"{shown} and {len(names) - 5} more" if len(names) > 5 else shown
-
-
-# --- nearest -----------------------------------------------------------------------------------
-# Distances between records of any shape, in blocks.
 
 
 DISTANCE_BLOCK = 1024  # records at once: a block of distances to 100,000 others takes 800 MB

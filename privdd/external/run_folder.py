@@ -30,9 +30,6 @@ from privdd.runtime.files import lock_folder, to_plain_json, write_json
 from privdd.runtime.manifest import run_provenance, seal_folder
 from privdd.runtime.run_folder import RunFolder, check_folder_free, write_tensors
 
-# --- stated limit ------------------------------------------------------------------------------
-# An epsilon that someone states of a target, as it reads for one record exchanged for another.
-#
 # The coins of ``membership_game`` show what exchanging a record does. A statement for records added or removed, or for whole
 # clients, covers an exchange in two steps (Dwork and Roth 2014, theorem 2.2, for a group of two):
 # (epsilon, delta) becomes (2 epsilon, (1 + exp(epsilon)) delta).
@@ -96,10 +93,6 @@ def parse_stated_limit(given: Mapping[str, Any]) -> StatedLimit:
     if unknown := [name for name in given if name not in known]:
         raise BadConfig(f"stated.{unknown[0]}: unknown; known are {', '.join(f'stated.{name}' for name in known)}")
     return StatedLimit(**given)
-
-
-# --- outside run -------------------------------------------------------------------------------
-# The run folder of a target from outside: ledger, evidence, findings, page, seal, as of privdd's own runs.
 
 
 UNPROTECTED_REASON = "it was made outside privdd: nothing here shows a limit on what it reveals"

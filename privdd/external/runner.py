@@ -37,10 +37,6 @@ from privdd.runtime.engine import Engine
 from privdd.runtime.manifest import file_sha256
 from privdd.runtime.run_folder import RunFolder, check_folder_free
 
-# --- from python -------------------------------------------------------------------------------
-# Audits of targets from outside as functions: what scripts and notebooks call.
-
-
 PYTHON_COMMAND = ["privdd.api"]
 
 
@@ -115,10 +111,6 @@ def _records_of_pair(key: str, pair: Any) -> LabelledRecords:
     if not isinstance(pair, tuple | list) or len(pair) != 2:
         raise ValueError(f"{key}: a pair (x, y) is needed")
     return records_from_arrays(key, *pair)
-
-
-# --- run target --------------------------------------------------------------------------------
-# ``python -m privdd.audit target.*``: files in, a run folder and an exit status out.
 
 
 SGD_SETTINGS = ("lr", "steps", "batch", "momentum")  # how plain SGD trained

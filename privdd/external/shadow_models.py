@@ -26,10 +26,6 @@ from privdd.external.records import LabelledRecords
 from privdd.runtime.engine import Engine
 from privdd.runtime.progress import show_progress
 
-# --- shadow training ---------------------------------------------------------------------------
-# Shadow models by the user's own training function: one for each world of the game, on the engine.
-
-
 TrainingFunction = str | Callable[..., Any]  # (x, y, seed) -> what was made; or its name, module:function
 MAX_SEED = 2**31 - 1  # scikit-learn takes no more
 
@@ -92,21 +88,7 @@ def call_user_function(fit: TrainingFunction, key: str, records: LabelledRecords
     return made, not torch.equal(before, torch.get_rng_state())
 
 
-# --- update signals ----------------------------------------------------------------------------
-# What captured updates say about records: three numbers for each, larger = more like a member.
-
-
 MAX_JOINT_NUMBERS = 50_000_000  # numbers of all records' gradients together, up to which they are solved for jointly
-
-
-def update_signals(
-    model: nn.Module, captures: Sequence[Capture], records: LabelledRecords, classes: int, gradients_sent: bool
-) -> dict[str, Tensor]:
-    """name -> (n,) float64, the mean over captures; see ``target_and_shadow_signals``."""
-    return {
-        name: values[0]
-        for name, values in target_and_shadow_signals(model, [captures], records, classes, gradients_sent).items()
-    }
 
 
 def target_and_shadow_signals(
@@ -169,9 +151,6 @@ def copy_with_weights(model: nn.Module, state: Mapping[str, Tensor]) -> nn.Modul
     return held.eval()
 
 
-# --- shadow updates ----------------------------------------------------------------------------
-# Shadow updates: what the client would have sent, had its records been those of another world of the game.
-#
 # Trained by the owner's function ``(model, x, y, seed) -> model``, which is given the model that the server sent in each round,
 # or by plain SGD with the known settings (``SGD_NAME``); a gradient needs neither.
 
@@ -299,9 +278,6 @@ def _takes_four_arguments(function: Any) -> bool:
     return True
 
 
-# --- trained anew ------------------------------------------------------------------------------
-# ``target.training=sgd`` for a model: the same network from new first values, trained by plain SGD with known settings.
-#
 # For a network whose training script nobody wants to rewrite as a function. First values follow PyTorch's default laws
 # (uniform within 1 / sqrt(fan-in); norms start as the identity), drawn from the shadow model's own stream.
 

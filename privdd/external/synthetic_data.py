@@ -34,6 +34,7 @@ from privdd.distillation.initial_images import draw_initial_images
 from privdd.external.membership_game import (
     CoinGame,
     JudgedAttack,
+    add_constant,
     annotate_finding,
     draw_coin_game,
     findings_without_attack,
@@ -56,10 +57,6 @@ from privdd.external.shadow_models import MAX_SEED, TrainingFunction, call_user_
 from privdd.external.trained_model import GLOBAL_DRAWS, ExternalAuditSettings
 from privdd.models import ModelSpec, build, initial
 
-# --- synthetic signals -------------------------------------------------------------------------
-# What a synthetic set says about records: three numbers for each, larger = more like a member.
-
-
 REFERENCE_NEIGHBOURS = (
     5  # of the reference set, whose density is an average; copies stand alone, so the synthetic set counts its nearest
 )
@@ -79,17 +76,9 @@ def synthetic_signals(
     around = nearest_records(own, known, min(REFERENCE_NEIGHBOURS, len(known)))[0].mean(1)
     found = {"distance": -distance, "density": around.clamp_min(1e-9).log() - distance.clamp_min(1e-9).log()}
     if classes > 1 and len(synthetic.y.unique()) > 1 and int(synthetic.y.max()) < classes:
-        outputs = ridge_readout(_add_constant(made).float(), synthetic.y, _add_constant(own).float(), classes)
+        outputs = ridge_readout(add_constant(made).float(), synthetic.y, add_constant(own).float(), classes)
         found["confidence"] = logit_scaled(outputs.double(), records.y)
     return found
-
-
-def _add_constant(x: Tensor) -> Tensor:
-    return torch.cat([x, torch.ones(len(x), 1, dtype=x.dtype)], 1)
-
-
-# --- near copies -------------------------------------------------------------------------------
-# Does a synthetic set copy records? Exactly, or nearer than records of the same kind lie to each other.
 
 
 @dataclass(frozen=True)
@@ -135,9 +124,6 @@ def count_copies(synthetic: Tensor, train: Tensor, heldout: Tensor, generator: t
     )  # fmt: skip
 
 
-# --- table risks -------------------------------------------------------------------------------
-# Singling out, linkability and inference of a synthetic table: the three risks that European data protection names.
-#
 # Giomi, Boenisch, Wehmeyer and Tasnadi, "A unified framework for quantifying privacy risk in synthetic data" (PoPETs 2023),
 # sections 4.1 to 4.3, reimplemented in their simplest form. Each attack is run against training records, and in the same
 # way against held-out ones (the control); only what it does better on the first is the synthetic set's doing.
@@ -253,10 +239,6 @@ def _count_right_guesses(asked: Tensor, synthetic: Tensor, column: int, kind: bo
     guess = synthetic[nearest_records(asked[:, others], synthetic[:, others])[1][:, 0], column]
     true = asked[:, column]
     return int((guess == true if kind else (guess - true).abs() <= CLOSE_SHARE * true.abs()).sum())
-
-
-# --- synthetic target --------------------------------------------------------------------------
-# A synthetic data set from outside: membership, copies, singling out, linkability and inference.
 
 
 SYNTHETIC_NOTE = "the synthetic set as it was brought"
@@ -453,9 +435,6 @@ def _judge_risk(surface: Surface, name: str, risk: TableRisk) -> JudgedAttack:
     )
 
 
-# --- recipes -----------------------------------------------------------------------------------
-# Recipes of privdd that make a synthetic set, as generators of shadow sets: ``target.generator=distribution_matching``.
-#
 # For pictures whose owner distilled them by such a method elsewhere, or who has no function that makes the set again.
 
 

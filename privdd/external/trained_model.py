@@ -40,9 +40,6 @@ from privdd.external.run_folder import ExternalAudit, HeldArtifact, StatedLimit
 from privdd.external.shadow_models import TrainingFunction, shadow_outputs
 from privdd.runtime.engine import Engine
 
-# --- label queries -----------------------------------------------------------------------------
-# Membership from predicted labels alone, for records of any shape (Choquette-Choo et al. 2021).
-
 
 @dataclass(frozen=True)
 class LabelQueries(MembershipAttack):
@@ -85,10 +82,6 @@ def noised_robustness(
             noise = torch.randn(x.shape[1:], generator=generator, dtype=torch.float64)
             right.append((labels_of((values + level * spread * noise).to(x.dtype)) == y).double())
     return torch.stack(right).mean(0)
-
-
-# --- model target ------------------------------------------------------------------------------
-# A trained model from outside: membership of its training records.
 
 
 MODEL_NOTE = "the model as it was brought"

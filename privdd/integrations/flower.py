@@ -42,19 +42,6 @@ from privdd.privacy.mechanism import LedgerRow
 from privdd.runtime.files import lock_folder
 from privdd.runtime.run_folder import RunFolder
 
-# --- flower ------------------------------------------------------------------------------------
-# A real federation on Flower: any method's ``local`` in a ClientApp (here), its ``aggregate`` in a ServerApp.
-#
-# The client runs the channel, so mechanisms, noise and ledger rows are made where the data is; only what
-# the channel lets out, and its ledger rows, travel. Client memory stays in Flower's client state, beside the
-# latest reply: asked for that round again, a client sends the same reply, never another draw of its noise.
-# Flower keeps that state for one series of runs, so a federation goes on in the series that it began in. A method
-# whose accuracy is that of each client's own model is measured where that model is. The server (``flower_server``)
-# runs the same rounds as a simulation, with a ``GridEngine`` in the place of the task engine, and leaves a run folder
-# that ``python -m privdd.audit run=DIR`` attacks, where the audited client's records are at hand. It believes no reply
-# that disagrees with the plan (``reply_check``). Needs the extra ``privdd[flower]``.
-
-
 LOG = logging.getLogger("privdd")
 OwnData = Callable[[Context], tuple[Plan, Ledger, Shard]]  # what one client knows: the plan, and its own data
 
@@ -194,12 +181,6 @@ def _store_memory(context: Context, memory: State, sent: RecordDict, **latest: i
     for name, record in sent.items():
         context.state[f"reply {name}"] = record
     context.state["latest"] = ConfigRecord({**latest})
-
-
-# --- flower server -----------------------------------------------------------------------------
-# The server's side of a real federation: rounds on the clients of a Flower grid, and what it makes of their replies.
-#
-# A reply is believed only as far as it can be checked: ``reply_check`` holds it to the plan and writes the ledger's rows.
 
 
 LOG = logging.getLogger("privdd")

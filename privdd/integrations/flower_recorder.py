@@ -34,10 +34,6 @@ from privdd.recording.recording import (
 from privdd.recording.recording_folder import CLIENTS_FOLDER, HEAD_FILE
 from privdd.runtime.private_folder import check_private
 
-# --- flower claims -----------------------------------------------------------------------------
-# What components of Flower say of their own privacy, read off their settings. Nothing of it is checked here.
-
-
 MAX_MODS = 50  # mods that are looked through
 DP_STRATEGIES = {
     "DifferentialPrivacyServerSideFixedClipping", "DifferentialPrivacyClientSideFixedClipping",
@@ -97,14 +93,6 @@ def _build_claim(part: Any, covers: str, multiplier: float) -> dict[str, Any]:
     }
 
 
-# --- flower tap --------------------------------------------------------------------------------
-# Two lines that record a federation of someone else's on Flower, for ``python -m privdd.audit run=DIR``.
-#
-# At the clients ``ClientApp(mods=[privdd_tap("run"), ...])``, first in the list, so that it sees what really leaves; at
-# the server ``strategy = tapped(strategy, "run")``. Each is enough by itself. They change nothing that is sent, and
-# whatever goes wrong with a recording is logged and marked in it; the training never hears of it.
-
-
 RECORDING = "a recording, as private as the models themselves,"
 ROUND_KEYS = ("server-round", "server_round", "round", "current_round")
 
@@ -112,9 +100,6 @@ ROUND_KEYS = ("server-round", "server_round", "round", "current_round")
 @cache
 def flower_version() -> str:
     return f"flwr {version('flwr')}"
-
-
-# --- messages ------------------------------------------------------------------------------------
 
 
 def message_arrays(content: RecordDict) -> dict[str, np.ndarray]:
@@ -148,9 +133,6 @@ def message_round(message: Message) -> int:
                 return int(record[name])  # type: ignore[arg-type]
     group = message.metadata.group_id
     return int(group) if group.isdecimal() else 0
-
-
-# --- at a client ---------------------------------------------------------------------------------
 
 
 def privdd_tap(run: str | Path, *, beside_app: bool = False) -> Callable[..., Message]:
@@ -210,9 +192,6 @@ def _record_received(recorder: MessageRecorder, heading: MessageHeading, message
 def _record_sent(recorder: MessageRecorder, heading: MessageHeading, reply: Message) -> None:
     kept = MessageHeading(**{**vars(heading), "part": REPLY, "metrics": message_numbers(reply.content)})
     recorder.record_message(kept, message_arrays(reply.content))
-
-
-# --- at the server -------------------------------------------------------------------------------
 
 
 def tapped(strategy: Strategy, run: str | Path, *, beside_app: bool = False) -> Strategy:

@@ -19,10 +19,6 @@ from torch.utils.data import DataLoader, TensorDataset
 from privdd.core.validation import BadConfig, check_integer, check_number
 from privdd.privacy.accounting import epsilon
 
-# --- jax privacy components --------------------------------------------------------------------
-# jax-privacy's clipped aggregation: rows are what single records give, what is released is their clipped sum with noise.
-
-
 JAX_DELTA = 1e-5
 
 
@@ -73,10 +69,6 @@ def _compile_noised_sum(target: Any, given: Mapping[str, Any], z: float) -> Call
     return lambda x: np.asarray(compiled(x.astype(np.float32), jax.random.key(secrets.randbits(32))))
 
 
-# --- nvflare components ------------------------------------------------------------------------
-# NVFlare's privacy filters: an update in, what leaves the client out.
-
-
 SELECTION_EPSILON, RELEASE_EPSILON = 1.0, 1.0  # epsilon of the two phases, where none is given
 
 
@@ -106,10 +98,6 @@ def adapt_sparse_vector(target: Any, args: Mapping[str, Any], stated: Mapping[st
             return [filtered.data[str(at)] for at in range(len(update))]
 
     return Filtered, {"epsilon": total, "delta": 0.0, "kind": "update", "relation": "zero_out"}
-
-
-# --- opacus components -------------------------------------------------------------------------
-# Opacus's optimizers, sampler and loader: rows are the gradients of single records, what is released is the noised gradient.
 
 
 OPACUS_DELTA = 1e-5
@@ -238,10 +226,6 @@ def adapt_privacy_engine(
         return run_epoch
 
     return _rows_class(build_epoch), _stated_privacy(event, stated)
-
-
-# --- pfl components ----------------------------------------------------------------------------
-# pfl-research's local mechanisms: an update in, what leaves the user out.
 
 
 PFL_DELTA = 1e-5

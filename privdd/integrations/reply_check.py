@@ -43,14 +43,6 @@ from privdd.privacy.events import event_to_json
 from privdd.privacy.ledger import Ledger
 from privdd.privacy.mechanism import LedgerRow
 
-# --- rehearsal ---------------------------------------------------------------------------------
-# What a client's reply must look like, known before it comes: the same round on made-up records.
-#
-# Everything public about a reply (which tensors, of which shape and type; which mechanisms, how often, at what cost) is
-# the same for any records, which the tests of what leaves a client hold every method to. So the server works the
-# round out on records that nobody owns, and the ledger's rows are those, with the digests of what was received.
-
-
 SET_SURFACES = frozenset(
     {Surface.SYNTHETIC_IMAGES, Surface.SYNTHETIC_REPRESENTATIONS, Surface.FEATURES, Surface.LABELS}
 )
@@ -136,14 +128,6 @@ def _rehearsal_key(task: ClientTask) -> object:
     return when, sent, bool(task.memory)
 
 
-# --- reply check -------------------------------------------------------------------------------
-# A client's reply against the plan: the server writes the ledger, the client's own rows only countersign it.
-#
-# From the plan come the events, their number, sensitivities, norms and flags; from the received tensors names, shapes,
-# types and digests; from the federation the round and the node's own client number. Only the client knows the digest of
-# what its mechanisms released inside local work, and whether a side condition of a proof failed: it may say so.
-
-
 OnBadReply = Literal["stop", "drop"]
 REPLY_WORDS = {"client": int, "round": int, "asked": str, "rows": str, "remembers": int, "order": str}
 HEX_DIGITS = frozenset("0123456789abcdef")
@@ -199,9 +183,6 @@ def _check_words(words: Mapping[str, Any], task: ClientTask, asked: str) -> None
         raise BadReply(f"remembers={words['remembers']}: 0 or 1 is needed")
 
 
-# --- tensors --------------------------------------------------------------------------------------
-
-
 def _read_values(reply: Message, order: str, expected: ExpectedReply, rules: ReplyRules) -> Mapping[str, Tensors]:
     arrays, wanted = read_reply_arrays(reply.content, order), expected.layouts
     if unknown := sorted(set(arrays) - set(wanted)):
@@ -245,9 +226,6 @@ def _check_lengths(found: Mapping[str, torch.Tensor], wanted: Mapping[str, Tenso
             raise BadReply(
                 f"{one} and {other} have {len(found[one])} and {len(found[other])} entries, which do not match"
             )
-
-
-# --- rows -----------------------------------------------------------------------------------------
 
 
 def _stated_rows(text: str, expected: ExpectedReply) -> list[LedgerRow]:

@@ -19,21 +19,22 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import dp_accounting as dpa
 import numpy as np
 import safetensors.torch
 import torch
 from torch import Tensor
 
+from attacks.types import Surface
 from privdd.core.types import State
+from privdd.core.validation import is_number
 from privdd.federated.channel import digest_tensors
+from privdd.privacy.ledger import SERVER, Ledger
+from privdd.privacy.mechanism import LedgerRow
 from privdd.recording.recording_folder import CLIENTS_FOLDER, HEAD_FILE
 from privdd.runtime.files import DamagedRun, check_plain_folder, list_plain_files, read_json, write_bytes, write_json
 from privdd.runtime.private_folder import IGNORE, ignore_all
 from privdd.runtime.run_folder import LARGEST_HEADER, LARGEST_TENSORS, read_tensors_and_header
-
-# --- message file ------------------------------------------------------------------------------
-# One recorded message: its arrays as safetensors, and what is known of it in the file's header.
-
 
 BROADCAST, REPLY, FINAL = "broadcast", "reply", "final"
 SERVER_NODE = -1
@@ -143,14 +144,6 @@ def _parse_heading(told: Any) -> tuple[MessageHeading, str]:
     return MessageHeading(**whole, **rest, claims=tuple(told["claims"])), told["digest"]
 
 
-# --- recorder ----------------------------------------------------------------------------------
-# What a tap writes. Nothing here may disturb the training beside which it runs: what fails is said and marked.
-#
-# A recording is a folder: ``tap.json``, ``round-001/broadcast.safetensors``, ``round-001/client-7/update.safetensors``
-# and so on (``message_file.place``), ``failed-*.json`` for what could not be kept, ``pending-*`` while a client works. A
-# recording with either of the last two is not whole, and no audit takes it.
-
-
 LOG = logging.getLogger("privdd")
 RECORDING_SCHEMA = 1
 RECORDING, COMPLETE, STOPPED = "recording", "complete", "stopped"
@@ -228,10 +221,6 @@ class PendingMark:
     def remove_mark(self) -> None:
         with suppress(OSError):  # a mark that stays has the audit refuse the recording, and the training goes on
             self.path.unlink()
-
-
-# --- recording ---------------------------------------------------------------------------------
-# A recording as an audit reads it: whole, of one run, every message as it was written. Else it is refused in one line.
 
 
 AUDIT_FILES = (
@@ -401,3 +390,72 @@ def _check_agreement(server: Recording, client: Recording) -> None:
                 f"{client.folder}: client {sent.heading.node} recorded another reply to {sent.heading.kind} of round "
                 f"{sent.heading.round} than the server"
             )
+
+
+# A claim is not a proof: its row says whose it is, and ``python -m privdd.check`` is there to try it.
+
+DEFAULT_DELTA = 1e-5
+UNPROTECTED_REASON = "no mechanism was recognised"
+BESIDE_REASON = "sent beside what the component protects"
+
+
+def recording_ledger(recording: Recording, delta: float | None = None) -> Ledger:
+    """Unit client, relation zero_out, for that is what the recognised components speak of; delta: theirs, or 1e-5."""
+    claims = [claim for message in recording.messages for claim in message.heading.claims]
+    stated = [value for claim in claims for name, value in _claimed_numbers(claim) if name == "delta"]
+    ledger = Ledger("zero_out", "client", delta or (min(stated) if stated else DEFAULT_DELTA))
+    for message in recording.messages:
+        ledger.append(list(_message_rows(message)))
+    return ledger
+
+
+def _message_rows(message: RecordedMessage) -> Iterator[LedgerRow]:
+    heading = message.heading
+    claim = next((c for c in heading.claims if c.get("covers") == heading.part), None)
+    if heading.part == REPLY:
+        if heading.kind == "train" and message.shapes:
+            yield _build_row(message, "update", Surface.UPDATE, heading.round, heading.node, claim)
+        if heading.metrics:
+            yield _build_row(
+                message, f"metrics of {heading.kind}", Surface.STATISTICS, heading.round, heading.node, None
+            )
+    elif heading.part == FINAL and claim is not None:
+        yield _build_row(message, "global_model", Surface.GLOBAL_MODEL, 0, SERVER, claim)
+
+
+def _build_row(
+    message: RecordedMessage, name: str, surface: Surface, round: int, client: int, claim: Mapping[str, Any] | None
+) -> LedgerRow:
+    """The final model's row counts for the aggregates of all rounds: each of them was sent to the clients."""
+    beside = surface == Surface.STATISTICS
+    told: dict[str, Any] = {
+        "event": dpa.NonPrivateDpEvent(),
+        "nonprivate_reason": BESIDE_REASON if message.heading.claims and beside else UNPROTECTED_REASON,
+    }
+    if claim is not None:
+        told = {
+            "event": dpa.GaussianDpEvent(_claimed_multiplier(message, claim)),
+            "flags": {"unit:client": True, "relation:zero_out": True},
+            "why": f"claimed by {_describe_claim(claim)}, not checked here",
+            "count": 1 if client != SERVER else max(message.heading.round, 1),
+        }
+    seen = ("server",) if client != SERVER else ("clients", "server")
+    shapes = {} if beside else dict(message.shapes)
+    return LedgerRow(round, client, name, str(surface), seen, shapes, message.digest, **told)
+
+
+def _claimed_multiplier(message: RecordedMessage, claim: Mapping[str, Any]) -> float:
+    value = claim.get("noise_multiplier")
+    if not is_number(value) or not 0 < value < 1e100:  # type: ignore[operator]
+        raise DamagedRun(f"{message.path}: a claim with noise_multiplier={value!r}")
+    return float(value)  # type: ignore[arg-type]
+
+
+def _describe_claim(claim: Mapping[str, Any]) -> str:
+    settings = ", ".join(f"{name}={value:g}" for name, value in _claimed_numbers(claim))
+    return f"{str(claim.get('component'))[:60]}({settings})"
+
+
+def _claimed_numbers(claim: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The settings that a claim tells as numbers, but for those that no float holds."""
+    return ((name, v) for name, v in claim.get("settings", {}).items() if is_number(v) and abs(v) < 1e300)

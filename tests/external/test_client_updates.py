@@ -16,7 +16,7 @@ from privdd.core.validation import BadConfig
 from privdd.external.client_updates import LocalTraining, audit_client_updates, read_captured_updates
 from privdd.external.records import LabelledRecords, records_from_arrays
 from privdd.external.run_folder import StatedLimit, write_audit_folder
-from privdd.external.shadow_models import iterate_record_gradients, update_signals
+from privdd.external.shadow_models import iterate_record_gradients, target_and_shadow_signals
 from privdd.external.trained_model import ExternalAuditSettings
 from privdd.reporting.findings_file import load_findings
 from privdd.verification.run_folder import verify_run
@@ -117,9 +117,9 @@ def test_signals_against_gradients_one_by_one() -> None:
         nn.functional.cross_entropy(net(x[None]), y[None]).backward()
         own = torch.cat([p.grad.flatten() for p in net.parameters()])  # type: ignore[union-attr]
         assert torch.allclose(row, own, atol=1e-6)
-    found = update_signals(network(), [one], few, 3, False)
+    found = target_and_shadow_signals(network(), [[one]], few, 3, False)
     known = torch.nn.functional.cosine_similarity(moved[None], -rows)
-    assert torch.allclose(found["alignment"].float(), known, atol=1e-4) and len(found) == 3
+    assert torch.allclose(found["alignment"][0].float(), known, atol=1e-4) and len(found) == 3
 
 
 @pytest.mark.parametrize(

@@ -13,11 +13,15 @@ from sklearn.svm import LinearSVC
 from torch import nn
 
 from privdd.core.validation import BadConfig
-from privdd.external.predictor import PROBABILITY_FLOOR, build_predictor, resolve_classes, values_to_logits
+from privdd.external.predictor import PROBABILITY_FLOOR, Predictor, build_predictor, resolve_classes
 from privdd.external.records import records_from_arrays
 
 X = torch.linspace(-2, 2, 40, dtype=torch.float64).reshape(20, 2)
 Y = (X[:, 0] > 0).long()
+
+
+def values_to_logits(values: Any, key: str, classes: int = 2) -> torch.Tensor:
+    return Predictor(lambda _: values, key)(torch.zeros(len(values), 1), classes)
 
 
 def softmax(values: Any) -> np.ndarray:

@@ -15,7 +15,7 @@ from privdd.core.validation import BadConfig
 from privdd.external.client_updates import LocalTraining, audit_client_updates, read_captured_updates
 from privdd.external.membership_game import draw_coin_game
 from privdd.external.run_folder import StatedLimit
-from privdd.external.shadow_models import PlainSGD, compute_shadow_updates, target_and_shadow_signals, update_signals
+from privdd.external.shadow_models import PlainSGD, compute_shadow_updates, target_and_shadow_signals
 from privdd.external.trained_model import GLOBAL_DRAWS, ExternalAuditSettings
 from privdd.runtime.engine import Engine
 from tests.external.test_client_updates import HELDOUT, LR, TRAIN, change, folder, measures, network
@@ -59,8 +59,8 @@ def test_signals_of_many_worlds_are_those_of_each() -> None:
     worlds = [(SENT,), *shadows(PlainSGD(LR, 2))]
     together = target_and_shadow_signals(network(), worlds, GAME.records, 3, False)
     for k, world in enumerate(worlds):
-        alone = update_signals(network(), world, GAME.records, 3, False)
-        assert all(torch.allclose(together[name][k], alone[name]) for name in alone)
+        alone = target_and_shadow_signals(network(), [world], GAME.records, 3, False)
+        assert all(torch.allclose(together[name][k], alone[name][0]) for name in alone)
 
 
 def by_hand(model: nn.Module, x: Any, y: Any, seed: int) -> nn.Module:

@@ -18,8 +18,7 @@ from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, 
 from privdd.integrations import flower_recorder
 from privdd.integrations.flower_recorder import claims_of_mods, mods_below, privdd_tap, tapped
 from privdd.recording import recording
-from privdd.recording.ledger import recording_ledger
-from privdd.recording.recording import read_recording, read_recordings
+from privdd.recording.recording import read_recording, read_recordings, recording_ledger
 from privdd.runtime.files import DamagedRun
 from tests.integrations.plain_grid import NODES, PlainGrid, client, start_arrays
 

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from privdd.recording import recording as recorders
-from privdd.recording.ledger import recording_ledger
-from privdd.recording.recording import DIFFERENCE_KEY, MessageHeading, MessageRecorder, read_recording
+from privdd.recording.recording import DIFFERENCE_KEY, MessageHeading, MessageRecorder, read_recording, recording_ledger
 from privdd.runtime.files import DamagedRun
 
 NOISED = {"component": "Mod", "covers": "reply", "noise_multiplier": 2.0}
