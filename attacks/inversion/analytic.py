@@ -10,12 +10,22 @@ import torch
 from torch import Tensor, nn
 
 from attacks.arrays import accepts_numpy
-from attacks.inversion import analytic
 from attacks.inversion.evaluation import _require_images, compare_with_records, own_records
 from attacks.inversion.feature_inversion import WhiteBox
 from attacks.inversion.reconstruction import Channelwise, PixelScale, Reconstruction, check_gradient_request
 from attacks.inversion.victim import observed_gradients, victim_model
-from attacks.types import SERVER_ONLY, UPDATE_SURFACES, Adversary, Attack, Evidence, Family, Finding, Truth, View
+from attacks.types import (
+    SERVER_ONLY,
+    UPDATE_SURFACES,
+    Adversary,
+    Attack,
+    Capture,
+    Evidence,
+    Family,
+    Finding,
+    Truth,
+    View,
+)
 from attacks.validation import check_counts
 
 
@@ -108,25 +118,23 @@ class AnalyticInversion(Attack):
 
     def run(self, view: View, generator: torch.Generator) -> Evidence:
         """images (captures * records, c, h, w); where no layer has a bias, the public mean and a note."""
-        images, records = [], int(view.knowledge.settings.get("batch_records", 1))
-        shape = (records, *view.knowledge.shape)
-        pixels = shape[1] * shape[2] * shape[3]
-        for capture in view.captures[: self.captures]:
-            model = victim_model(view, capture)
-            gradients, layers = observed_gradients(view, capture, model), analytic.biased_linear_layers(model)
-            chained = bool(layers) and layers[0].in_features != pixels
-            if not layers or (chained and not hasattr(model, "features")):
-                images.append(view.knowledge.public_x.mean(0).expand(shape))
-                continue
-            invert = (lambda z, m=model: self._invert_features(m, z, view)) if chained else None
-            mean, std = getattr(model, "scale", None) or (0.0, 1.0)  # of a network that standardises what it is given
-            try:
-                images.append(
-                    analytic.reconstruct_from_layer(model, gradients, shape, mean=mean, std=std, invert=invert).images
-                )
-            except ValueError:  # no bias gradient at all: the layer says nothing about its input
-                images.append(view.knowledge.public_x.mean(0).expand(shape))
-        return Evidence(images=torch.cat(images), notes={"records": records})
+        records = int(view.knowledge.settings.get("batch_records", 1))
+        found = [self._reconstruct(view, capture, records) for capture in view.captures[: self.captures]]
+        return Evidence(images=torch.cat(found), notes={"records": records})
+
+    def _reconstruct(self, view: View, capture: Capture, records: int) -> Tensor:
+        shape, model = (records, *view.knowledge.shape), victim_model(view, capture)
+        gradients, layers = observed_gradients(view, capture, model), biased_linear_layers(model)
+        nothing = view.knowledge.public_x.mean(0).expand(shape)
+        chained = bool(layers) and layers[0].in_features != nothing[0].numel()
+        if not layers or (chained and not hasattr(model, "features")):
+            return nothing
+        mean, std = getattr(model, "scale", None) or (0.0, 1.0)  # of a network that standardises what it is given
+        invert = (lambda z: self._invert_features(model, z, view)) if chained else None
+        try:
+            return reconstruct_from_layer(model, gradients, shape, mean=mean, std=std, invert=invert).images
+        except ValueError:  # no bias gradient at all: the layer says nothing about its input
+            return nothing
 
     def _invert_features(self, model: nn.Module, features: Tensor, view: View) -> Tensor:
         start = view.knowledge.public_x.mean(0).expand(len(features), *view.knowledge.shape)
