@@ -437,12 +437,9 @@ def finding_row(finding: Finding, stated: float | None) -> dict[str, Any]:
 
 
 def write_audit(
-    folder: RunFolder,
-    audited: AuditState,
-    argv: Sequence[str],
-    commands: Sequence[AttackCommand] = (),
-    asked: Collection[str] = (),
-) -> Findings:
+    folder: RunFolder, audited: AuditState, argv: Sequence[str], commands: Sequence[AttackCommand] = (),
+    asked: Collection[str] = ()
+) -> Findings:  # fmt: skip
     """findings.json last: a folder that holds it is a finished run.
 
     commands: of earlier commands; asked: the attacks that this one asked for.

@@ -52,14 +52,9 @@ class CheckedRound:
 
 
 def check_method(
-    method: Method,
-    *,
-    mechanisms: Mapping[str, Mechanism] | None = None,
-    shape: tuple[int, int, int] = (1, 8, 8),
-    classes: int = 3,
-    records: int = 24,
-    seed: int = 0,
-) -> None:
+    method: Method, *, mechanisms: Mapping[str, Mechanism] | None = None, shape: tuple[int, int, int] = (1, 8, 8),
+    classes: int = 3, records: int = 24, seed: int = 0
+) -> None:  # fmt: skip
     """Run a few rounds of a method and raise BrokenContract, one line for each thing that is wrong.
 
     Checked: it is a ``Method``; its uploads are declared and finite, can be read by an attack, and depend on

@@ -195,13 +195,9 @@ class ClientContext:
 
 
 def _build_row(
-    ctx: ClientContext,
-    name: str,
-    surface: Surface,
-    output: Output,
-    visible_to: tuple[str, ...],
-    partition: str | None = None,
-) -> LedgerRow:
+    ctx: ClientContext, name: str, surface: Surface, output: Output, visible_to: tuple[str, ...],
+    partition: str | None = None
+) -> LedgerRow:  # fmt: skip
     broken = sorted(flag for flag, holds in output.flags.items() if not holds)
     return LedgerRow(
         round=ctx.round,

@@ -316,13 +316,9 @@ class NoiseLog:
 
 
 def collect_answers(
-    engine: Any,
-    tasks: Sequence[Any],
-    step: Callable[[Any], T],
-    watched: Callable[[Any], tuple[T, RoundLog]],
-    record: NoiseLog | None,
-    transcript: list[ObservedRound] | None,
-) -> Iterator[T]:
+    engine: Any, tasks: Sequence[Any], step: Callable[[Any], T], watched: Callable[[Any], tuple[T, RoundLog]],
+    record: NoiseLog | None, transcript: list[ObservedRound] | None
+) -> Iterator[T]:  # fmt: skip
     """What the clients answer, in order; transcript: is given what the audited one released.
 
     Real clients keep their noise, and what they release, to themselves: nothing is noted of them.

@@ -430,15 +430,9 @@ def _ideal_event(run: MatchingRun) -> dpa.DpEvent:
 
 
 def matching_claims(
-    theorems: Sequence[Callable[[MatchingRun], Claim]],
-    plan: ClaimedRun,
-    shards: Sequence[Shard],
-    *,
-    iterations: int,
-    batch: int,
-    noise_init: bool,
-    private_map: bool = False,
-) -> list[Claim]:
+    theorems: Sequence[Callable[[MatchingRun], Claim]], plan: ClaimedRun, shards: Sequence[Shard], *, iterations: int,
+    batch: int, noise_init: bool, private_map: bool = False
+) -> list[Claim]:  # fmt: skip
     """The paper's theorems for a run whose matching gradients are noised; nothing for any other run."""
     mechanism = plan.mechanisms.get(MATCHING_QUERY)
     if mechanism is None:
@@ -504,36 +498,3 @@ def fedlgd_attacks() -> Claim:
     why = '"can potentially defend both attacks" (membership inference, gradient inversion): shown by examples, no theorem'
     tested = ("gradient_inversion", "gradient_density", *MEMBERSHIP_ATTACKS)
     return Claim("FedLGD, section on privacy (attacks)", None, False, why, tested_by=tested)
-
-
-__all__ = [
-    "DELTA",
-    "FEATURE_THEOREMS",
-    "NO_NUMBER",
-    "Claim",
-    "ClaimedRun",
-    "FeatureRun",
-    "MatchingRun",
-    "effective_std",
-    "feature_run",
-    "feddm_3_1",
-    "feddm_3_2",
-    "feddm_membership",
-    "fedfed_3_3",
-    "fedfed_3_4",
-    "fedfed_3_4_source",
-    "fedfed_d_1",
-    "fedfed_d_2",
-    "fedfed_d_3",
-    "fedlgd_attacks",
-    "fedlgd_no_extra_leakage",
-    "fedrd_1",
-    "fedrd_not_real",
-    "fedrd_secret_projection",
-    "fedrd_table_2",
-    "kairouz_composition",
-    "lemma_d_2",
-    "matching_claims",
-    "printed_composition",
-    "smallest_claim",
-]  # fmt: skip

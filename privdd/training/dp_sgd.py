@@ -58,19 +58,9 @@ def cross_entropy_of(model: nn.Module) -> RecordLoss:
 
 
 def dp_local_sgd(
-    model: nn.Module,
-    params: Tensors,
-    records: Records,
-    *,
-    lr: float,
-    momentum: float,
-    weight_decay: float,
-    steps: int,
-    ctx: ClientContext,
-    correct: Correction | None = None,
-    loss: RecordLoss | None = None,
-    draws: Draws | None = None,
-) -> State:
+    model: nn.Module, params: Tensors, records: Records, *, lr: float, momentum: float, weight_decay: float, steps: int,
+    ctx: ClientContext, correct: Correction | None = None, loss: RecordLoss | None = None, draws: Draws | None = None
+) -> State:  # fmt: skip
     """``steps`` steps of DP-SGD from ``params`` -> the new parameters, which depend on the records only
     through ``ctx.mechanism("dpsgd")``.
 
@@ -114,18 +104,9 @@ def count_private_steps(mechanism: Mechanism, epochs: float) -> int:
 
 
 def train_privately(
-    model: nn.Module,
-    params: Tensors,
-    records: Records,
-    *,
-    lr: float,
-    momentum: float,
-    weight_decay: float,
-    epochs: float,
-    ctx: ClientContext,
-    correct: Correction | None = None,
-    extra: SharedBatches | None = None,
-) -> tuple[State, int]:
+    model: nn.Module, params: Tensors, records: Records, *, lr: float, momentum: float, weight_decay: float,
+    epochs: float, ctx: ClientContext, correct: Correction | None = None, extra: SharedBatches | None = None
+) -> tuple[State, int]:  # fmt: skip
     """DP-SGD through the mechanism set for "dpsgd" -> (parameters, steps).
 
     The number of steps, epochs / sampling probability, is a public constant: it must not depend on
