@@ -194,15 +194,7 @@ def check_low_bits(
         outcome = "refuted" if best[0] > stated.refutation_limit else "not refuted"
         return [SingleTestResult("low bits", outcome, says, best[0], "finite_sample", best[1])]
     if best[0] > 0:
-        return [
-            SingleTestResult(
-                "low bits",
-                "condition",
-                f"{says}: the statement holds for real numbers",
-                best[0],
-                "finite_sample",
-                best[1],
-            )
-        ]
+        says = f"{says}: the statement holds for real numbers"
+        return [SingleTestResult("low bits", "condition", says, best[0], "finite_sample", best[1])]
     left = f"; {looked} of {len(chosen)} pairs of inputs were looked at" if looked < len(chosen) else ""
     return [SingleTestResult("low bits", "not refuted", f"no bit was seen to tell anything{left}")]

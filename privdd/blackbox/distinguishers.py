@@ -320,9 +320,7 @@ def choose_rule(
     present: Transcripts, absent: Transcripts, axis: np.ndarray | None, delta: float
 ) -> tuple[DecisionRule, dict]:
     """The most promising rule, and the statistics: learned on the first halves, compared on the second."""
-    half, other = len(present) // 2, len(absent) // 2
-    first = [_select_transcripts(block, slice(0, h)) for block, h in ((present, half), (absent, other))]
-    second = [_select_transcripts(block, slice(h, None)) for block, h in ((present, half), (absent, other))]
+    first, second = zip(present.split_half(), absent.split_half())
     made = learn_statistics(first[0], first[1], axis)
     best = DecisionRule("", 1.0, 0.0, -1.0)
     for how, statistic in made.items():
@@ -349,7 +347,3 @@ def bound_by_distinguishing(pair: PairSample, level: BoundLevel) -> Distinguishi
     scores, inside = _scores_and_members(a, b, rule.sign)
     bound = from_scores(scores, inside, delta=level.delta, confidence=level.confidence, thresholds=[rule.threshold])
     return DistinguishingBound(bound.value, rule.how, len(scores))
-
-
-def _select_transcripts(block: Transcripts, which: slice) -> Transcripts:
-    return Transcripts(block.rows[which], block.codes[which])

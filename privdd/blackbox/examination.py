@@ -36,7 +36,6 @@ from privdd.blackbox.transcripts import (
     OutOfTime,
     PairSample,
     Sides,
-    Transcripts,
     draw_transcripts,
     join_transcripts,
 )
@@ -300,7 +299,7 @@ def _merge_sides(before: Sides | None, new: Sides) -> Sides:
     """At most LEARN of each side, the later ones; the new ones alone where they are of another size."""
     made = [join_transcripts(one, other) for one, other in zip(before, new)] if before else [None, None]
     one, other = new if made[0] is None or made[1] is None else (made[0], made[1])
-    return Transcripts(one.rows[-LEARN:], one.codes[-LEARN:]), Transcripts(other.rows[-LEARN:], other.codes[-LEARN:])
+    return one[-LEARN:], other[-LEARN:]
 
 
 def _rank_by_odds(ranked: list[RankedPair], count: int) -> list[RankedPair]:

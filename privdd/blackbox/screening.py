@@ -146,9 +146,7 @@ def _transcript_cost(
 
 def effect_size(present: Transcripts, absent: Transcripts, axis: np.ndarray | None) -> float:
     """The largest effect of any statistic, in standard deviations: learned on one half, seen on the other."""
-    half = len(present) // 2
-    first = [Transcripts(b.rows[:half], b.codes[:half]) for b in (present, absent)]
-    second = [Transcripts(b.rows[half:], b.codes[half:]) for b in (present, absent)]
+    first, second = zip(present.split_half(), absent.split_half())
     best = 0.0
     for how, statistic in learn_statistics(first[0], first[1], axis).items():
         a, b = statistic(second[0]), statistic(second[1])

@@ -54,6 +54,13 @@ class Transcripts:
     def __len__(self) -> int:
         return len(self.codes)
 
+    def __getitem__(self, which: slice) -> Transcripts:
+        return Transcripts(self.rows[which], self.codes[which])
+
+    def split_half(self) -> Sides:
+        """(the first half, the second)."""
+        return self[: len(self) // 2], self[len(self) // 2 :]
+
     @property
     def most_common_code(self) -> str:
         return Counter(self.codes).most_common(1)[0][0]

@@ -134,36 +134,12 @@ class Checked:
         )
 
 
-def conclude_check(
-    name: str,
-    stated: CheckedClaim,
-    found: ExaminationResult,
-    *,
-    confidence: float,
-    calls: int,
-    seconds: float,
-    command: str = "",
-) -> Checked:
-    """The verdict of an examination."""
+def conclude_check(name: str, stated: CheckedClaim, found: ExaminationResult, **spent: float) -> Checked:
+    """The verdict of an examination; spent: its confidence, calls and seconds."""
     conditions = tuple(look.says for look in found.looks if look.outcome == "condition")
     verdict = BREAKS if found.is_refuted else CONDITIONS if conditions else KEEPS
     bounds = [look.epsilon for look in found.looks if look.outcome in ("refuted", "not refuted")]
     free = [look.epsilon for look in found.looks if look.strength != "noise_law" and look.outcome != "condition"]
-    return Checked(
-        mechanism=name,
-        stated=stated,
-        verdict=verdict,
-        certified=max(bounds, default=0.0),
-        certified_any=max(free, default=0.0),
-        kappa=found.kappa,
-        about=found.about,
-        law=found.law,
-        worst=found.worst,
-        looks=tuple(found.looks),
-        notes=tuple(found.notes),
-        confidence=confidence,
-        calls=calls,
-        seconds=seconds,
-        command=command,
-        conditions=conditions,
-    )
+    certified = max(bounds, default=0.0), max(free, default=0.0)
+    seen = found.kappa, found.about, found.law, found.worst, tuple(found.looks), tuple(found.notes)
+    return Checked(name, stated, verdict, *certified, *seen, **spent, conditions=conditions)  # type: ignore[arg-type]

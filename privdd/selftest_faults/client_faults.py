@@ -98,16 +98,21 @@ def _standardise_once(honest: Any, method: Any, broadcast: Any, memory: State, s
     return upload, {**after, **kept}
 
 
+def _patch_local(change: Callable[[Work, State, Shard], Work]) -> Patch:
+    """A client's local work changed: (what it made, its memory before, its data) -> what it makes."""
+
+    @wrap_functions("local", *METHODS_WITH_LOCAL)
+    def call_local(honest: Any, self: Any, broadcast: Any, memory: State, shard: Shard, ctx: Any) -> Work:
+        return change(honest(self, broadcast, memory, shard, ctx), memory, shard)
+
+    return call_local
+
+
 def _patch_upload(change: Callable[[Upload, Shard], Upload]) -> Callable[[FaultMoment], Patch]:
-    def at_moment(moment: FaultMoment) -> Patch:
-        @wrap_functions("local", *METHODS_WITH_LOCAL)
-        def call_local(honest: Any, method: Any, broadcast: Any, memory: State, shard: Shard, ctx: Any) -> Work:
-            upload, after = honest(method, broadcast, memory, shard, ctx)
-            return (change(upload, shard) if moment.is_active(1) else upload), after
-
-        return call_local
-
-    return at_moment
+    """What is sent changed, where the fault is in force."""
+    return lambda moment: _patch_local(
+        lambda work, memory, shard: (change(work[0], shard), work[1]) if moment.is_active(1) else work
+    )
 
 
 def _reorder_tensors(upload: Upload, shard: Shard) -> Upload:
@@ -209,16 +214,6 @@ DECISION_FAULTS = (
 LEAK_SIZE = 1e-3
 
 
-def _patch_local(change: Callable[[Work, State, Shard], Work]) -> Patch:
-    """A client's local work changed: (what it made, its memory before, its data) -> what it makes."""
-
-    @wrap_functions("local", *METHODS_WITH_LOCAL)
-    def call_local(honest: Any, self: Any, broadcast: Any, memory: State, shard: Shard, ctx: Any) -> Work:
-        return change(honest(self, broadcast, memory, shard, ctx), memory, shard)
-
-    return call_local
-
-
 def hide_in_upload(upload: Upload, told: Tensor) -> dict[str, Artifact]:
     """The upload with a few numbers added to the first that claims to be private."""
     made = dict(upload)
@@ -257,14 +252,7 @@ def _read_fact(name: str, shard: Shard) -> Tensor:
 
 
 def _leak_fact(name: str) -> Callable[[FaultMoment], Patch]:
-    def at_moment(moment: FaultMoment) -> Patch:
-        return _patch_local(
-            lambda work, memory, shard: (
-                (hide_in_upload(work[0], _read_fact(name, shard)), work[1]) if moment.is_active(1) else work
-            )
-        )
-
-    return at_moment
+    return _patch_upload(lambda upload, shard: hide_in_upload(upload, _read_fact(name, shard)))
 
 
 def _remember_fact(name: str, gap: int) -> Callable[[FaultMoment], Patch]:

@@ -213,15 +213,9 @@ def runs_by_class(stage: QuerySetup, runs: int, keys: Keys, *, releases: int = 0
             return True
         return int(partition.removeprefix("label:")) < runs and _flip_coin(stage.sampling_probability, coins)
 
-    ctx = recording_context(
-        plan,
-        stage.snapshot.round,
-        keys.fold("noise"),
-        recorder,
-        range(total),
-        inside=is_inside,
-        guests={f"label:{run}": 1 for run in range(total)},
-    )
+    guests: dict[str | None, int] = {f"label:{run}": 1 for run in range(total)}
+    noise, classes = keys.fold("noise"), range(total)
+    ctx = recording_context(plan, stage.snapshot.round, noise, recorder, classes, inside=is_inside, guests=guests)
     records = copies_of_record(stage.guest, 0, total)
     records.y.copy_(torch.arange(total))
     try:

@@ -147,7 +147,7 @@ def noise_finding(subject: GuaranteeSubject, record: NoiseLog, name: str) -> Fin
         )
     seen = [*noise_outcomes(subject, record, name, releases)]
     seen += sum_noise_outcomes(subject, name, sums) if sums else []
-    found = law.combine_outcomes((look.p, look.says) for look in seen)
+    found = law.combine_outcomes(seen)
     others = len({w.client for w, _ in releases} - {subject.plan.victim})
     rounds = {watch.round for watch, _ in mine}
     text = f"{len(mine)} release(s) of the run in {len(rounds)} round(s), and {others} other client(s)"
@@ -268,7 +268,7 @@ def _joint_law_outcomes(what: str, releases: list[LoggedRelease]) -> Iterator[Ch
             total = (len(numbers), float(numbers.square().sum()))
             looks.setdefault(kind, []).append(law.variance_test({f"the {kind} of {where}": total}))
     for found in looks.values():
-        yield law.combine_outcomes((look.p, look.says) for look in found)
+        yield law.combine_outcomes(found)
     whole = {key: rows for key, rows in groups.items() if key.startswith(WHOLE)}
     yield law.direction_alignment_test(whole)
     yield law.direction_alignment_test(
@@ -391,7 +391,7 @@ def redrawn_noise_outcome(subject: GuaranteeSubject, record: NoiseLog, name: str
         pair = [torch.cat([r.sample for r in w.releases if r.name == name]) for w in watches]
         says = f"round {t}: drawn again, the noise is the same, so the public seed decides it"
         found.append(law.same_noise_test(pair[0], pair[1], says))
-    return law.combine_outcomes((look.p, look.says) for look in found)
+    return law.combine_outcomes(found)
 
 
 def repeat_rounds(subject: GuaranteeSubject, record: NoiseLog, name: str) -> Iterator[tuple[int, RoundLog]]:
@@ -424,7 +424,7 @@ def sampling_finding(subject: GuaranteeSubject, record: NoiseLog, name: str) -> 
     why = why_not_examined(subject, name, logged_releases(record, name))
     again = draw_outcomes(_extra_draws(subject, name), probability, "ctx.sample")
     made = (*sampling_outcomes(watches, name, probability), *again, redrawn_coins_outcome(subject, record, name))
-    found = combine_outcomes((look.p, look.says) for look in made)
+    found = combine_outcomes(made)
     draws = sum(coins.name == name for watch in watches for coins in watch.samples)
     why = why or ("" if draws else "the method does not draw by ctx.sample, so who was taken is not known")
     if why and found.p >= p_value_limit(subject.confidence):

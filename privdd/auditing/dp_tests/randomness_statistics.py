@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -35,8 +35,7 @@ MAX_JOINT_RELEASES = 256  # releases whose joint law is looked at
 EXPECTED_TIES = 2**19  # equal pairs that are expected among the residuals that are compared
 
 
-@dataclass(frozen=True)
-class CheckOutcome:
+class CheckOutcome(NamedTuple):
     """The outcome of one or several tests of one kind: p, corrected for their number, and what it says."""
 
     p: float
@@ -55,10 +54,8 @@ def p_value_limit(confidence: float) -> float:
 def combine_outcomes(found: Iterable[tuple[float, str]]) -> CheckOutcome:
     """Bonferroni: the smallest p-value times how many there are."""
     made = list(found)
-    if not made:
-        return CheckOutcome(1.0)
-    p, says = min(made, key=lambda one: one[0])
-    return CheckOutcome(min(1.0, float(p) * len(made)), says)
+    p, says = min(made, key=lambda one: one[0], default=(1.0, ""))
+    return CheckOutcome(min(1.0, float(p) * max(1, len(made))), says)
 
 
 def variance_test(sums: Mapping[str, tuple[int, float]]) -> CheckOutcome:
@@ -144,11 +141,8 @@ def shifted_reuse_test(own: Mapping[str, Tensor], all_: Mapping[str, Tensor]) ->
                 r = float(r2.flatten()[at]) ** 0.5
                 says = f"{name} and {names[at // log_p.shape[1]]} share their noise (at a shift, correlation {r:.3g})"
                 best = float(log_p.flatten()[at]), min(1.0, r), int(width.flatten()[at]), says
-    return (
-        CheckOutcome(min(1.0, _correlation_p_value(best[1], best[2]) * tried), best[3])
-        if best[3]
-        else CheckOutcome(1.0)
-    )
+    p = min(1.0, _correlation_p_value(best[1], best[2]) * tried)
+    return CheckOutcome(p, best[3]) if best[3] else CheckOutcome(1.0)
 
 
 def _keep_residuals(residuals: Tensor) -> Tensor:
@@ -290,7 +284,7 @@ def tie_test(
     mine = np.asarray(own, bool)
     everywhere = _tie_outcome(_equal_pairs(values, which), sizes, step, share, names, mine, "equal or opposite")
     large = _large_tie_outcome(values[mine[which]], float(step[mine].max(initial=0.0)) / share)
-    return combine_outcomes((look.p, look.says) for look in (everywhere, large))
+    return combine_outcomes([everywhere, large])
 
 
 def _large_tie_outcome(values: np.ndarray, step: float) -> CheckOutcome:
@@ -521,11 +515,9 @@ def record_count_test(counts: Tensor, draws: int, probability: float, what: str)
     high, low = int(counts.max()), int(counts.min())
     over = len(counts) * float(chance_of_at_least(high, draws, probability))
     under = len(counts) * float(chance_of_at_most(low, draws, probability))
+    found = ((over, high), (under, low))
     return combine_outcomes(
-        [
-            (min(1.0, over), f"{what}: one record is taken in {high} of {draws} draws"),
-            (min(1.0, under), f"{what}: one record is taken in {low} of {draws} draws"),
-        ]
+        (min(1.0, p), f"{what}: one record is taken in {count} of {draws} draws") for p, count in found
     )
 
 

@@ -151,14 +151,24 @@ class Statement:
     name: str
     unit: str = "record"
 
-    def guarantee_finding(self, attack: str, adversary: Adversary, **measures: Any) -> Finding:
-        tested = {"signal": self.name, "diagnostics": {"unit": self.unit}}
-        stated = {"epsilon_stated": self.epsilon, **tested, **measures}
+    def guarantee_finding(
+        self, attack: str, note: str, *, adversary: Adversary = Adversary.ANALYST, looks: Mapping[str, Any] | None = None, **measures: Any
+    ) -> Finding:  # fmt: skip
+        """looks: diagnostics beside the unit."""
+        tested = {"signal": self.name, "diagnostics": {"unit": self.unit, **(looks or {})}}
+        stated = {"epsilon_stated": self.epsilon, **tested, **measures, "note": note}
         return Finding(self.surface, attack, Family.GUARANTEE, adversary, stated)
+
+    def bound_finding(
+        self, attack: str, value: float, method: str, validity: str, runs: int, note: str, **more: Any
+    ) -> Finding:
+        """A row with a lower bound on epsilon."""
+        found: dict[str, Any] = {"epsilon_measured": value, "epsilon_method": method, "epsilon_validity": validity}
+        return self.guarantee_finding(attack, note, **found, confidence=self.subject.confidence, n=runs, **more)
 
     def untested_sensitivity(self, why: str) -> Finding:
         """T1's row where it could not look."""
-        return self.guarantee_finding("t1_sensitivity", Adversary.ANALYST, n=0, note=why)
+        return self.guarantee_finding("t1_sensitivity", why, n=0)
 
     def sensitivity_finding(
         self, kappa: float, searched: int, note: str, rounds: Sequence[int], allowed: float | None = None
@@ -167,9 +177,9 @@ class Statement:
         allowed = self.subject.allowed_units if allowed is None else allowed
         found = "more" if kappa > allowed * (1 + 1e-4) else "no more"
         text = f"{note}: one {self.unit} moves the value before noise by {kappa:.3g} units, {found} than {allowed:g}"
-        looks = {"unit": self.unit, **covered_diagnostics("t1_sensitivity", rounds)}
-        measures = {"kappa": kappa, "kappa_allowed": allowed, "n": searched, "note": text, "diagnostics": looks}
-        return self.guarantee_finding("t1_sensitivity", Adversary.ANALYST, **measures)
+        measures: dict[str, Any] = {"kappa": kappa, "kappa_allowed": allowed, "n": searched}
+        looks = covered_diagnostics("t1_sensitivity", rounds)
+        return self.guarantee_finding("t1_sensitivity", text, looks=looks, **measures)
 
     def whole_run_finding(
         self, epsilon: float, runs: int, kappas: np.ndarray, trusts: Sequence[str], what: str
@@ -179,34 +189,18 @@ class Statement:
         most = float(kappas.max())
         kappa = {"min": float(kappas.min()), "mean": float(kappas.mean()), "energy": energy}
         played = f"{runs} runs of all {kappas.shape[1]} releases with {what}; kappa^2 is {energy:.4g} on average"
-        found = self.guarantee_finding(
-            WHOLE_RUN_TEST,
-            Adversary.ANALYST,
-            epsilon_measured=epsilon,
-            epsilon_method="tilted_likelihood_ratio",
-            epsilon_validity="finite_sample",
-            confidence=self.subject.confidence,
-            n=runs,
-            note=f"{played}; {self._describe_verdict(epsilon)}",
-        )
         certificate = {"tier": "T2", "trusts": list(trusts), "runs": runs, "kappa": kappa}
-        more: dict[str, Any] = {
-            "certificate": certificate,
-            **covered_diagnostics(WHOLE_RUN_TEST, self._tested_rounds()),
-        }
+        looks = {"certificate": certificate, **covered_diagnostics(WHOLE_RUN_TEST, self._tested_rounds())}
         if most > MAX_ROUNDED_KAPPA:  # a single release is enough, however little it adds to the whole
-            more["refuted"] = True
-            where = f"release {int(kappas.max(0).argmax()) + 1} moves by {most:.3g} units, more than 1"
-            found = found.with_measures(note=f"{played}; {where}; {self._describe_verdict(epsilon)}")
-        return found.with_measures(diagnostics={**found.measures["diagnostics"], **more})
+            looks["refuted"] = True
+            played += f"; release {int(kappas.max(0).argmax()) + 1} moves by {most:.3g} units, more than 1"
+        note, method = f"{played}; {self._describe_verdict(epsilon)}", "tilted_likelihood_ratio"
+        return self.bound_finding(WHOLE_RUN_TEST, epsilon, method, "finite_sample", runs, note, looks=looks)
 
     def untested_run_finding(self, why: str) -> Finding:
         """T2's row where the run could not be played."""
-        note = f"the whole run was not tested: {why}"
-        found = self.guarantee_finding(WHOLE_RUN_TEST, Adversary.ANALYST, n=0, note=note)
-        return found.with_measures(
-            diagnostics={**found.measures["diagnostics"], **untested_diagnostics(WHOLE_RUN_TEST, why)}
-        )
+        looks = untested_diagnostics(WHOLE_RUN_TEST, why)
+        return self.guarantee_finding(WHOLE_RUN_TEST, f"the whole run was not tested: {why}", looks=looks, n=0)
 
     def _tested_rounds(self) -> set[int]:
         """The rounds in which the audited client made the releases that are tested."""
@@ -214,45 +208,25 @@ class Statement:
         return {r.round for r in self.subject.ledger.releases if r.name in names and r.client == client}
 
     def likelihood_ratio_findings(
-        self,
-        found: RatioTranscripts,
-        note: str,
-        *,
-        final: RatioTranscripts | None = None,
-        event: dpa.DpEvent | None = None,
-    ) -> Iterator[Finding]:
+        self, found: RatioTranscripts, note: str, *, final: RatioTranscripts | None = None, event: dpa.DpEvent | None = None
+    ) -> Iterator[Finding]:  # fmt: skip
         """T2, and T3 on the transcript, on what is finally sent, of the runs ``final`` (None: not that), and against the
         accountant's curve of ``event``, which the releases of a run are accounted as (None: nothing is accounted)."""
         confidence, delta = self.subject.confidence, self.subject.delta
         best = self._certified_bound(found)
-        yield self.guarantee_finding(
-            "t2_likelihood_ratio",
-            Adversary.ANALYST,
-            epsilon_measured=best,
-            epsilon_method="likelihood_ratio",
-            epsilon_validity="finite_sample",
-            confidence=confidence,
-            n=2 * found.run_count,
-            note=f"{note}; {self._describe_verdict(best)}",
-        )
+        text = f"{note}; {self._describe_verdict(best)}"
+        runs = 2 * found.run_count
+        yield self.bound_finding("t2_likelihood_ratio", best, "likelihood_ratio", "finite_sample", runs, text)
         looks = [("t3_transcript", Adversary.ANALYST, found.ratios.unsqueeze(1), found.run_count)]
         looks += [("t3_final", Adversary.SERVER, final.final, final.run_count)] if final else []
         for attack, adversary, rows, runs in looks:
             rng = self.subject.keys.fold(attack, self.surface).numpy()
             bound = bound_from_runs(rows[:runs], rows[runs:], delta=delta, generator=rng, confidence=confidence)
-            ceiling = math.log(runs / 2 / 3.7)
-            text = (
-                f"{note}; a perfect attack on so many runs reaches {ceiling:.2g}; {self._describe_verdict(bound.value)}"
-            )
-            yield self.guarantee_finding(
-                attack,
-                adversary,
-                epsilon_measured=bound.value,
-                epsilon_method=bound.method,
-                epsilon_validity=bound.validity,
-                confidence=confidence,
-                n=2 * runs,
-                note=text + (NO_EVIDENCE_NOTE if attack == "t3_final" else ""),
+            ceiling = f"a perfect attack on so many runs reaches {math.log(runs / 2 / 3.7):.2g}"
+            text = f"{note}; {ceiling}; {self._describe_verdict(bound.value)}"
+            text += NO_EVIDENCE_NOTE if attack == "t3_final" else ""
+            yield self.bound_finding(
+                attack, bound.value, bound.method, bound.validity, 2 * runs, text, adversary=adversary
             )
         if event is not None:
             yield curve_finding(self, found.ratios[: found.run_count], found.ratios[found.run_count :], event, note)
@@ -293,16 +267,8 @@ def curve_finding(statement: Statement, inside: Tensor, outside: Tensor, event: 
     implied = max(implied, above) if found.refuted else min(implied, statement.epsilon)
     where = f"false alarms at most {found.fpr:.3g} and misses at most {found.fnr:.3g}"
     lies = "below" if found.refuted else "not below"
-    return statement.guarantee_finding(
-        "t3_curve",
-        Adversary.ANALYST,
-        epsilon_measured=implied,
-        epsilon_method="curve",
-        epsilon_validity="curve",
-        confidence=subject.confidence,
-        n=found.runs,
-        note=f"{note}; {where}, {lies} the accountant's curve; refuted is {_describe_scale(found.scale)}",
-    )
+    text = f"{note}; {where}, {lies} the accountant's curve; refuted is {_describe_scale(found.scale)}"
+    return statement.bound_finding("t3_curve", implied, "curve", "curve", found.runs, text)
 
 
 def _describe_scale(scale: float) -> str:
