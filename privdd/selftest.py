@@ -107,17 +107,8 @@ def _run_command(argv: Sequence[str]) -> int:
     draws = asked.draws if asked.draws is not None else 16 if asked.fault == DRAWN_NAME else 0
     jobs = _jobs(asked, faults, draw_faults(asked.seed, draws, profiles), profiles)
     outcomes = list(_run_trials(asked, jobs))
-    print(
-        "\n".join(
-            [
-                *format_score_table(outcomes, faults, profiles),
-                "",
-                *unexpected_outcomes(outcomes),
-                summarise_score(outcomes),
-            ]
-        ),
-        flush=True,
-    )
+    table, problems = format_score_table(outcomes, faults, profiles), unexpected_outcomes(outcomes)
+    print("\n".join([*table, "", *problems, summarise_score(outcomes)]), flush=True)
     if asked.docs is not None:
         command = " ".join(["python -m privdd.selftest", *(a for a in argv if not a.startswith("out="))])
         write_markdown_page(asked.docs, format_score_page(outcomes, faults, profiles, command))

@@ -276,9 +276,7 @@ def _single_call_statistics(present: Transcripts, absent: Transcripts, axis: np.
     found: dict[str, Statistic] = {
         "largest call": lambda block: (project_calls(block) - centre).max(1),
         "smallest call": lambda block: (project_calls(block) - centre).min(1),
-        "spread over calls": lambda block: np.round(
-            project_calls(block).std(1) / least
-        ),  # rounding is for ``conditions``
+        "spread over calls": lambda block: np.round(project_calls(block).std(1) / least),  # low bits: ``conditions``
     }
     for step in (1.0, 2.0, 4.0):
         found[f"one call shifted by {step:g}"] = partial(one_call_shifted, step=step)

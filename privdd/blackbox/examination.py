@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -65,17 +66,7 @@ class Examination(IdentificationStages, UnevenNoiseStage, NoiseTailStage, LawCon
     def run(self) -> ExaminationResult:
         """Every stage, or as many as the budget pays for."""
         try:
-            for name, stage in zip(
-                STAGES,
-                (
-                    self._examine_first_calls,
-                    self._search_neighbours,
-                    self.examine_directions,
-                    self.examine_noiseless_numbers,
-                    self._examine_conditions,
-                    self._refine_best_pairs,
-                ),
-            ):
+            for name, stage in zip(STAGES, self._stages()):
                 self.step(name)
                 stage()
         except OutOfShares:
@@ -83,6 +74,12 @@ class Examination(IdentificationStages, UnevenNoiseStage, NoiseTailStage, LawCon
         except OutOfTime:
             self.result.notes.append(f"{SPENT} in the stage {name!r}; what follows it was not looked at")
         return self.result
+
+    def _stages(self) -> tuple[Callable[[], None], ...]:
+        return (
+            self._examine_first_calls, self._search_neighbours, self.examine_directions, self.examine_noiseless_numbers,
+            self._examine_conditions, self._refine_best_pairs,
+        )  # fmt: skip
 
     def _examine_first_calls(self) -> None:
         data = scaled_data(self.mechanism.kind, self.tried, 1.0)
@@ -147,14 +144,8 @@ class Examination(IdentificationStages, UnevenNoiseStage, NoiseTailStage, LawCon
         if count < FEWEST:
             return
         for pair in tried:
-            try:
-                one, other = (
-                    draw_transcripts(self.mechanism, self.stated_calls(side), count, self.clock)
-                    for side in (pair.present, pair.absent)
-                )
-            except InputRefused:
-                continue
-            self.ranked.append(RankedPair(pair, 0.0, outcome_odds(one, other, 1.0)))
+            with suppress(InputRefused):
+                self.ranked.append(RankedPair(pair, 0.0, outcome_odds(*self._draw_pair(pair, count), 1.0)))
 
     def _refine_best_pairs(self) -> None:
         """Until something is refuted: more transcripts of the best pairs; then one call between public ones."""
@@ -233,13 +224,9 @@ class Examination(IdentificationStages, UnevenNoiseStage, NoiseTailStage, LawCon
         return trained, fresh
 
     def _bound_pair(
-        self,
-        pair: NeighbouringInputs,
-        depth: int,
-        around: Callable[[Data], list[Data]],
-        name: str,
-        share: float | None = None,
-    ) -> None:
+        self, pair: NeighbouringInputs, depth: int, around: Callable[[Data], list[Data]], name: str,
+        share: float | None = None
+    ) -> None:  # fmt: skip
         """Every bound on one pair."""
         try:
             sides = self._draw_sides(pair, depth, around, share or SHARES.get(depth, USUAL))

@@ -39,17 +39,11 @@ class ObservedRound:
 
 T = TypeVar("T")
 Law = Literal["gaussian", "laplace"]
-RESIDUALS_PER_RELEASE, FIRST_RESIDUALS = (
-    4096,
-    256,
-)  # kept of one release, and of those beyond half of ``ROUND_RESIDUALS``
+RESIDUALS_PER_RELEASE, FIRST_RESIDUALS = 4096, 256  # kept of a release; of those beyond half of ``ROUND_RESIDUALS``
 ROUND_RESIDUALS = 2**18  # of one client round, all releases together
 NEAR_BOUNDS = (0.0, 2.0**-10, 2.0**-7, 2.0**-4)  # residuals within these are counted, of all numbers
 FAR_BOUNDS = (2.5, 3.0, 3.5, 4.0, 4.5, 5.0)  # and those beyond these
-CORRELATED_RELEASES, CORRELATED_NUMBERS = (
-    2,
-    2**18,
-)  # releases of a name in a round compared with themselves, first numbers
+CORRELATED_RELEASES, CORRELATED_NUMBERS = 2, 2**18  # of a name in a round, and their first numbers
 RUN_RESIDUALS = (
     2**24
 )  # of all other clients in a run; beyond it ``FIRST_RESIDUALS`` of each release, up to twice as many
@@ -256,10 +250,8 @@ class RoundLog:
     def _select_residuals(self, values: Tensor) -> Tensor:
         """The first numbers, and others spread over the rest: at the same places in every client's sample, while there is
         room."""
-        size = min(
-            RESIDUALS_PER_RELEASE if self.residuals_kept < ROUND_RESIDUALS // 2 else FIRST_RESIDUALS,
-            ROUND_RESIDUALS - self.residuals_kept,
-        )
+        most = RESIDUALS_PER_RELEASE if self.residuals_kept < ROUND_RESIDUALS // 2 else FIRST_RESIDUALS
+        size = min(most, ROUND_RESIDUALS - self.residuals_kept)
         if size <= 0 or not len(values):
             return torch.zeros(0)
         head, rest = values[: min(size, FIRST_RESIDUALS)], values[FIRST_RESIDUALS:]
@@ -272,10 +264,8 @@ class RoundLog:
         for value in output.value.values():
             if value.numel():
                 seen = examine_low_bits(self._stride_values(value), output.noise_std, output.lattice)
-                noted.low_bits_checked, noted.off_lattice = (
-                    noted.low_bits_checked + seen.judged,
-                    noted.off_lattice + seen.off,
-                )
+                noted.low_bits_checked += seen.judged
+                noted.off_lattice += seen.off
 
     def _stride_values(self, value: Tensor) -> Tensor:
         flat = value.detach().cpu().flatten()
@@ -301,13 +291,9 @@ class NoiseLog:
     def add_round(self, watch: RoundLog) -> None:
         """Keep what was noted; once ``RUN_RESIDUALS`` residuals of other clients are kept, their first ones, and at last only sums."""
         if not watch.audited:
-            most = (
-                0
-                if self.residuals_kept >= 2 * RUN_RESIDUALS
-                else FIRST_RESIDUALS
-                if self.residuals_kept + watch.residuals_kept > RUN_RESIDUALS
-                else RESIDUALS_PER_RELEASE
-            )
+            kept = self.residuals_kept + watch.residuals_kept
+            most = RESIDUALS_PER_RELEASE if kept <= RUN_RESIDUALS else FIRST_RESIDUALS
+            most = 0 if self.residuals_kept >= 2 * RUN_RESIDUALS else most
             for noted in watch.releases:
                 noted.sample = noted.sample[:most].clone() if most < len(noted.sample) else noted.sample
                 noted.marked = noted.marked if most == RESIDUALS_PER_RELEASE else torch.zeros(0)

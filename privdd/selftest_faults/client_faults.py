@@ -191,15 +191,9 @@ DATA_KINDS = {
 }  # fmt: skip
 FORM_KINDS = {
     "order": FaultKind("the order of tensors tells the rarest class", _patch_upload(_reorder_tensors), NEEDS_RECORDS),
-    "type": FaultKind(
-        "the type of numbers tells whether the number of records is odd",
-        _patch_upload(_change_number_type),
-        NEEDS_RECORDS,
-    ),
-    "silent": FaultKind(
-        "a client with an odd number of records sends nothing", _patch_upload(_send_nothing_if_odd), NEEDS_RECORDS
-    ),
-}
+    "type": FaultKind("the type of numbers tells whether the number of records is odd", _patch_upload(_change_number_type), NEEDS_RECORDS),
+    "silent": FaultKind("a client with an odd number of records sends nothing", _patch_upload(_send_nothing_if_odd), NEEDS_RECORDS),
+}  # fmt: skip
 DECISION_FAULTS = (
     *(kind.fault_at(f"data_{name}", says=kind.says) for name, kind in DATA_KINDS.items()),
     Fault("data_standardised_once", "pixels are standardised by moments remembered from the first round", _standardise_once, (*NEEDS_RECORDS, "rounds"), rounds=2),
@@ -281,16 +275,11 @@ WIRE_KINDS = {
     for name, (says, _) in HIDDEN_FACTS.items()
 }
 MEMORY_KINDS = {
-    f"{name}_{gap}": FaultKind(
-        f"{says} is remembered, and sent {gap} round(s) later",
-        _remember_fact(name, gap),
-        ("records", "rounds", "long"),
-        ("start",),
-        rounds=gap + 1,
-    )
+    f"{name}_{gap}": FaultKind(f"{says} is remembered, and sent {gap} round(s) later", _remember_fact(name, gap),
+                               ("records", "rounds", "long"), ("start",), rounds=gap + 1)
     for name, (says, _) in HIDDEN_FACTS.items()
     for gap in (1, 2)
-}
+}  # fmt: skip
 
 
 def _hidden_fault(key: str, told: str) -> Fault:

@@ -202,18 +202,11 @@ class FaultScope:
         return (self.round, self.call, self.client) == ("all", "every", "all")
 
     def holds_at(self, round: int, client: int, call: int) -> bool:
-        when = {
-            "all": True,
-            "first": round == 0,
-            "middle": 0 < round < SCOPED_ROUNDS - 1,
-            "last": round == SCOPED_ROUNDS - 1,
-        }
+        last = SCOPED_ROUNDS - 1
+        when = {"all": True, "first": round == 0, "middle": 0 < round < last, "last": round == last}
         calls = {"every": True, "once": call <= 0, "later": call > 0}
-        return (
-            when[self.round]
-            and calls[self.call]
-            and {"all": True, "audited": client == 0, "other": client == OTHER_CLIENT}[self.client]
-        )
+        who = {"all": True, "audited": client == 0, "other": client == OTHER_CLIENT}
+        return when[self.round] and calls[self.call] and who[self.client]
 
 
 SCOPE_AXES = {
@@ -295,8 +288,7 @@ class FaultMoment:
 
 @dataclass(frozen=True)
 class FaultKind:
-    """One thing that can be wrong, anywhere and at any time. axes: which parts of a ``FaultScope`` it can be limited to; limited:
-    what a profile must have beside ``needs`` where it is limited."""
+    """One thing that can be wrong, anywhere and at any time. axes: which parts of a ``FaultScope`` it can be limited to."""
 
     says: str
     plant: Callable[[FaultMoment], Patch]
@@ -304,7 +296,6 @@ class FaultKind:
     axes: tuple[str, ...] = ("round",)
     least: int = 1
     rounds: int = 1
-    limited: tuple[str, ...] = ()
 
     def fault_at(self, key: str, scope: FaultScope = FaultScope(), says: str = "") -> Fault:
         """The fault at one point of the grid."""

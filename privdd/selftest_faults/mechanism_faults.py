@@ -193,8 +193,8 @@ def _count_in_two_classes(
 
 NEEDS_RECORDS = ("records",)
 CLIP_KINDS = {
-    "missing": FaultKind("nothing is clipped", _patch_clipping(_clip_nothing), ("clipped",), ("round", "call"), limited=("records",)),
-    "double": FaultKind("clipped to twice the stated norm", _patch_clipping(_clip_to_double_norm), ("clipped",), ("round", "call"), limited=("records",)),
+    "missing": FaultKind("nothing is clipped", _patch_clipping(_clip_nothing), ("clipped",), ("round", "call")),
+    "double": FaultKind("clipped to twice the stated norm", _patch_clipping(_clip_to_double_norm), ("clipped",), ("round", "call")),
     "by_mean_norm": FaultKind("all records are scaled by the mean of their norms", _patch_clipping(_scale_by_mean_norm), ("records", "clipped"), ("round", "call")),
     "by_count": FaultKind("clipped to the stated norm times the number of records", _patch_clipping(_clip_to_norm_by_count), ("records", "clipped"), ("round", "call")),
 }  # fmt: skip

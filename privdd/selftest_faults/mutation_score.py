@@ -112,10 +112,8 @@ def _audit_trial(experiment: Experiment, folder: Path, healthy: bool) -> tuple[s
     """(verdict, (tier, note) of what is wrong). Of a faulty run tests are made until one says so, cheap ones first."""
     if healthy:
         found = audit_experiment(experiment, {"idle": IdleAttack()}, RunFolder(folder))
-        said = [
-            *filter(None, map(_contradicting_note, found.findings)),
-            *_wire_errors(folder, found.finished_run.progress.ledger),
-        ]
+        said = [*filter(None, map(_contradicting_note, found.findings))]
+        said += _wire_errors(folder, found.finished_run.progress.ledger)
         return findings_json(found)["verdict"], said or _method_errors(experiment)
     scene = _train_run(experiment, folder)
     ledger = scene.progress.ledger

@@ -147,13 +147,9 @@ def flatten_tensors(value: Tensors) -> Tensor:
 
 
 def recording_context(
-    plan: Plan,
-    round: int,
-    keys: Keys,
-    observe: Callable[[Mechanism, RecordedRelease], None],
-    class_list: Sequence[int] | None = None,
-    **more: Any,
-) -> InstrumentedContext:
+    plan: Plan, round: int, keys: Keys, observe: Callable[[Mechanism, RecordedRelease], None],
+    class_list: Sequence[int] | None = None, **more: Any
+) -> InstrumentedContext:  # fmt: skip
     """The audited client's round with noise from ``keys``; more: of ``ReleaseRecorder``."""
     noise = SeededNoise(keys.torch())
     ctx = instrumented_context(plan, round, ReleaseRecorder(noise, observe, **more), class_list)

@@ -126,14 +126,9 @@ def search_guests(
 
 
 def run_transcripts(
-    steps: MatchingSteps,
-    law: MatchingStepLaw,
-    base: Tensor,
-    guest: Tensor,
-    runs: int,
-    ipc: int,
-    generator: torch.Generator,
-) -> RatioTranscripts:
+    steps: MatchingSteps, law: MatchingStepLaw, base: Tensor, guest: Tensor, runs: int, ipc: int,
+    generator: torch.Generator
+) -> RatioTranscripts:  # fmt: skip
     """``runs`` independent runs with the guest and as many without, computed as one batch."""
     noise = torch.randn(2 * runs * ipc, *base.shape, generator=generator)
     images = torch.cat([steps.start(part) for part in noise.split(512)]).unflatten(0, (2 * runs, ipc))

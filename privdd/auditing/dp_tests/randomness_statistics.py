@@ -173,12 +173,8 @@ class _FourierParts:
 
     def correlate_with(self, other: _FourierParts) -> tuple[Tensor, Tensor, Tensor]:
         """(about ln p, squared correlation, numbers compared), each (n, shifts), of one release and n others."""
-        made = (
-            (self.values, other.values),
-            (self.squares, other.there),
-            (self.there, other.squares),
-            (self.there, other.there),
-        )
+        there, theirs_there = self.there, other.there
+        made = (self.values, other.values), (self.squares, theirs_there), (there, other.squares), (there, theirs_there)
         inner, mine, theirs, width = (torch.fft.irfft(a * b.conj(), 2 * SHIFT_LENGTH) for a, b in made)
         width = width.round()
         r2 = (inner.square() / (mine * theirs).clamp_min(1e-12)).clamp(0, 1) * (width >= MIN_OVERLAP)
@@ -191,11 +187,9 @@ def select_evenly(names: list[T], most: int) -> list[T]:
 
 def autocorrelation_test(found: Mapping[str, tuple[int, float, int]]) -> CheckOutcome:
     """Does any release repeat its own noise? found: which -> (numbers compared, correlation, shifts tried)."""
+    says = "the noise of {} repeats itself (correlation {:.3g})"
     return combine_outcomes(
-        (
-            min(1.0, _correlation_p_value(r, width) * shifts),
-            f"the noise of {which} repeats itself (correlation {r:.3g})",
-        )
+        (min(1.0, _correlation_p_value(r, width) * shifts), says.format(which, r))
         for which, (width, r, shifts) in found.items()
         if shifts
     )
@@ -260,13 +254,9 @@ def least_visible_cut(numbers: int, p: float) -> float:
 
 
 def tie_test(
-    samples: Sequence[Tensor],
-    steps: Sequence[float],
-    names: Sequence[str],
-    own: Sequence[bool],
-    numbers: Sequence[int] | None = None,
-    share: float = 1.0,
-) -> CheckOutcome:
+    samples: Sequence[Tensor], steps: Sequence[float], names: Sequence[str], own: Sequence[bool],
+    numbers: Sequence[int] | None = None, share: float = 1.0
+) -> CheckOutcome:  # fmt: skip
     """Are more residuals equal, or opposite, than the lattice makes them: in a release, in two, or in all together?
 
     samples: of releases, or what ``chosen_sizes`` chose with ``share`` or more out of so many ``numbers``; own: those that
@@ -352,14 +342,9 @@ def _order_pairs(pairs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _tie_outcome(
-    pairs: tuple[np.ndarray, np.ndarray],
-    sizes: np.ndarray,
-    step: np.ndarray,
-    share: float,
-    names: Sequence[str],
-    own: np.ndarray,
-    how: str,
-) -> CheckOutcome:
+    pairs: tuple[np.ndarray, np.ndarray], sizes: np.ndarray, step: np.ndarray, share: float, names: Sequence[str],
+    own: np.ndarray, how: str
+) -> CheckOutcome:  # fmt: skip
     """Counts of pairs, release by release and all together, against a law with their mean and variance."""
     asked = own[pairs[0]] | own[pairs[1]]
     first, second = pairs[0][asked], pairs[1][asked]

@@ -322,14 +322,9 @@ def _play_trial(run: WholeRunReplay) -> RunScript:
 
 
 def _certify_runs(
-    subject: GuaranteeSubject,
-    run: WholeRunReplay | ClientRunReplay,
-    trial: RunScript,
-    most: int,
-    what: str,
-    *,
-    together: bool = False,
-) -> RunCertificate:
+    subject: GuaranteeSubject, run: WholeRunReplay | ClientRunReplay, trial: RunScript, most: int, what: str, *,
+    together: bool = False
+) -> RunCertificate:  # fmt: skip
     """Play ``most`` runs, rounded up to whole groups of runs side by side; together: all in lockstep."""
     hosts = trial.hosts
     mu, q, kappa = np.array(trial.steps).mean(0).T

@@ -78,7 +78,7 @@ def guarantee_tests(subject: GuaranteeSubject) -> list[GuaranteeTest]:
         return []
     shown = subject_of_sums(subject) if subject.plan.trust.is_summed else subject
     told, whole = GuaranteeTest(shown, interference_findings), GuaranteeTest(shown, certificate_findings)
-    return [told, *_mechanism_tests(shown), whole]
+    return [told, *mechanism_tests(shown), whole]
 
 
 def run_log_tests(subject: GuaranteeSubject, record: NoiseLog | None) -> list[Finding]:
@@ -131,13 +131,7 @@ def log_findings(subject: GuaranteeSubject, record: NoiseLog | None) -> Iterator
             yield sampling_finding(subject, noted, name)
 
 
-def mechanism_findings(subject: GuaranteeSubject) -> Iterator[Finding]:
-    """Findings for every mechanism of the plan, one after the other."""
-    for test in _mechanism_tests(subject):
-        yield from test.findings(subject, *test.names)
-
-
-def _mechanism_tests(subject: GuaranteeSubject) -> list[GuaranteeTest]:
+def mechanism_tests(subject: GuaranteeSubject) -> list[GuaranteeTest]:
     """Tests for every mechanism of the plan; if the unit is a client, of what a whole client moves."""
     kinds = {name: type(mechanism) for name, mechanism in subject.plan.mechanisms.items()}
     if subject.ledger.unit == "client":

@@ -103,13 +103,9 @@ class ExaminedRound:
         return self.history.snapshot_before(self.snapshot.round, shard) if self.history else self.snapshot
 
     def run_forced(
-        self,
-        shard: Shard,
-        seen: SeenContributions,
-        forced: list[Tensors] | None,
-        snapshot: Snapshot | None = None,
-        **more: Any,
-    ) -> ForcedRun:
+        self, shard: Shard, seen: SeenContributions, forced: list[Tensors] | None, snapshot: Snapshot | None = None,
+        **more: Any
+    ) -> ForcedRun:  # fmt: skip
         """The round with every record sampled; forced: what its releases return; more: of ``ReleaseRecorder``."""
         run, start = ForcedRun(seen, []), snapshot or self.snapshot
         ctx = recording_context(self.plan, start.round, self.keys, run.seen, forced=forced, **more)

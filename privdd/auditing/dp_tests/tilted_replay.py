@@ -143,15 +143,9 @@ def _check_no_overlap(one: Tensor, other: Tensor) -> None:
 
 
 def release_prescribed(
-    mechanism: Mechanism,
-    blank: EmptyRelease,
-    alone: Sequence[Tensors],
-    taken: Tensors | None,
-    noise: np.ndarray,
-    generator: torch.Generator,
-    nobody: Tensors,
-    against: Sequence[Tensors] = (),
-) -> PrescribedRelease:
+    mechanism: Mechanism, blank: EmptyRelease, alone: Sequence[Tensors], taken: Tensors | None, noise: np.ndarray,
+    generator: torch.Generator, nobody: Tensors, against: Sequence[Tensors] = ()
+) -> PrescribedRelease:  # fmt: skip
     """Release ``taken``; along record h's direction the noise is ``noise[h]`` standard deviations.
 
     nobody: the mechanism's input without any of H records, and blank what it makes of that; alone: with each of them
@@ -240,14 +234,9 @@ class RunScript:
         return coin, float(torch.randn((), generator=self.generator, dtype=torch.float64))
 
     def add_release(
-        self,
-        mechanism: Mechanism,
-        nobody: Tensors,
-        alone: Sequence[Tensors],
-        present: Tensors,
-        hosts: Sequence[int],
-        against: Sequence[Tensors] = (),
-    ) -> Tensors:
+        self, mechanism: Mechanism, nobody: Tensors, alone: Sequence[Tensors], present: Tensors, hosts: Sequence[int],
+        against: Sequence[Tensors] = ()
+    ) -> Tensors:  # fmt: skip
         """One release that concerns the runs ``hosts``; present: the input with all their records, by row or alone;
         against: with each record only that one of them is exchanged for, where ``nobody`` holds none of these."""
         q = float(mechanism.sampling_probability)

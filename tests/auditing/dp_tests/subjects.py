@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from attacks.types import Surface
+from attacks.types import Finding, Surface
+from privdd.auditing.dp_tests.runner import mechanism_tests
 from privdd.auditing.dp_tests.statement import GuaranteeSubject
 from privdd.core.rng import Keys
 from privdd.core.types import Artifact, Problem, Records, Shard
@@ -125,3 +127,9 @@ class Coupled(Method):
 
     def predict(self, server: Any, memory: Any, x: Tensor) -> Tensor:
         return torch.zeros(len(x), 2)
+
+
+def mechanism_findings(of: GuaranteeSubject) -> Iterator[Finding]:
+    """Findings for every mechanism of the plan, one after the other."""
+    for test in mechanism_tests(of):
+        yield from test.findings(of, *test.names)

@@ -13,7 +13,6 @@ from attacks.epsilon import gaussian_epsilon
 from attacks.types import Finding
 from privdd.auditing.dp_tests import mechanism_tests as clients
 from privdd.auditing.dp_tests.mechanism_tests import runs_of_updates
-from privdd.auditing.dp_tests.runner import mechanism_findings
 from privdd.auditing.dp_tests.statement import GuaranteeSubject
 from privdd.auditing.findings import decide_verdict
 from privdd.core.rng import Keys
@@ -22,7 +21,7 @@ from privdd.federated.simulation import Snapshot
 from privdd.privacy.ledger import Ledger
 from privdd.privacy.mechanism import Mechanism, Output
 from privdd.privacy.mechanisms import ClientLevel
-from tests.auditing.dp_tests.subjects import DELTA, client, fedavg, subject
+from tests.auditing.dp_tests.subjects import DELTA, client, fedavg, mechanism_findings, subject
 
 FINITE = {"pld": 1.0, "rdp": 1.0}
 
