@@ -22,7 +22,7 @@ from attacks.membership.attack import guess_counts
 from attacks.one_run import largest_refuted_parameter, one_run_bounds
 from attacks.statistics import shared_confidence
 from attacks.types import Adversary, Family, Finding, Surface
-from privdd.auditing.dp_tests.instrumentation import flatten_tensors, instrumented_context, value_before_noise
+from privdd.auditing.dp_tests.instrumentation import clean_numbers, flatten_tensors, instrumented_context
 from privdd.auditing.dp_tests.statement import GuaranteeSubject
 from privdd.auditing.views import FinishedRun
 from privdd.core.rng import Keys
@@ -151,8 +151,7 @@ def noised_sum_of_release(
         taken = asked.taken[own] if len(asked.taken) == len(base) else asked.taken[:size]
     silent = mechanism({name: t[:size][taken.to(t.device)] for name, t in rows.items()}, ZERO_NOISE)
     effects = [
-        flatten_tensors(value_before_noise(mechanism, {n: t[size + i : size + i + 1] for n, t in rows.items()}))
-        for i in range(len(at))
+        clean_numbers(mechanism, {n: t[size + i : size + i + 1] for n, t in rows.items()}) for i in range(len(at))
     ]
     observed = flatten_tensors(asked.value).double() - flatten_tensors(silent.exact or {}).double()
     stack: np.ndarray = torch.stack(effects).double().cpu().numpy()
@@ -212,10 +211,7 @@ def _choose_spread(plan: Plan, shard: Shard, candidates: Records, count: int) ->
         mechanism = plan.mechanisms[asked.name]
         if is_noised_sum(mechanism) and len(next(iter(asked.rows.values()))):
             size = len(next(iter(asked.rows.values())))
-            rows = [
-                flatten_tensors(value_before_noise(mechanism, {n: t[i : i + 1] for n, t in asked.rows.items()}))
-                for i in range(size)
-            ]
+            rows = [clean_numbers(mechanism, {n: t[i : i + 1] for n, t in asked.rows.items()}) for i in range(size)]
             made = torch.stack(rows).double()
             if asked.partition not in effects_by_cell or made.shape[1] > effects_by_cell[asked.partition].shape[1]:
                 effects_by_cell[asked.partition] = made

@@ -25,21 +25,8 @@ from privdd.blackbox.screening import (
     screen_pairs,
     size_of_data,
 )
-from privdd.blackbox.stages import (
-    FEWEST,
-    IdentificationStages,
-    LawConfirmation,
-    NoiseTailStage,
-    UnevenNoiseStage,
-)
-from privdd.blackbox.transcripts import (
-    OutOfShares,
-    OutOfTime,
-    PairSample,
-    Sides,
-    draw_transcripts,
-    join_transcripts,
-)
+from privdd.blackbox.stages import FEWEST, IdentificationStages, LawConfirmation, NoiseTailStage, UnevenNoiseStage
+from privdd.blackbox.transcripts import OutOfShares, OutOfTime, PairSample, Sides, draw_transcripts, join_transcripts
 from privdd.blackbox.verdict import MADE, SPENT, ExaminationResult, SingleTestResult
 
 DEPTHS = (1000, 6000, 40_000)

@@ -157,6 +157,11 @@ def recording_context(
     return ctx
 
 
+def clean_numbers(mechanism: Mechanism, rows: Tensors) -> Tensor:
+    """All numbers of a mechanism's value before noise as one vector."""
+    return flatten_tensors(value_before_noise(mechanism, rows))
+
+
 def stated_multiplier(output: Output) -> float:
     """The noise multiplier that an output's event states for one record in the batch."""
     event: Any = output.event
@@ -203,7 +208,7 @@ class SeenContributions:
     def __call__(self, mechanism: Mechanism, heeded: RecordedRelease) -> None:
         one, name, cell = sensitivity_unit(heeded.released), heeded.name, heeded.partition
         totals, cells = self.totals.setdefault(name, []), self.where.setdefault(name, [])
-        totals.append(flatten_tensors(value_before_noise(mechanism, heeded.rows)) / one)
+        totals.append(clean_numbers(mechanism, heeded.rows) / one)
         if mechanism.per_record:
             self.marks.setdefault(name, []).append(contribution_fingerprints(heeded.rows))
         if mechanism.per_record and (len(totals) <= COMPARED_RELEASES or cell not in cells):
@@ -229,9 +234,7 @@ def contribution_norms(rows: Tensors) -> Tensor:
 def single_contributions(mechanism: Mechanism, rows: Tensors) -> Tensor:
     """What each of the records alone would contribute, (n, p), clipped as the mechanism does."""
     count = len(next(iter(rows.values())))
-    each = [
-        flatten_tensors(value_before_noise(mechanism, {n: t[i : i + 1] for n, t in rows.items()})) for i in range(count)
-    ]
+    each = [clean_numbers(mechanism, {n: t[i : i + 1] for n, t in rows.items()}) for i in range(count)]
     return torch.stack(each) if each else torch.zeros(0, 1)
 
 

@@ -21,6 +21,7 @@ from attacks.certificates import gaussian_log_ratio, subsampled_log_ratio
 from privdd.auditing.dp_tests.instrumentation import (
     InstrumentedContext,
     RecordedRelease,
+    clean_numbers,
     copies_of_record,
     flatten_tensors,
     recording_context,
@@ -250,10 +251,7 @@ def runs_on_transcript(mechanism: Mechanism, rows: Sequence[Tensors], runs: int,
     ratios = torch.zeros(2 * runs, dtype=torch.float64)
     for row in rows:
         present, absent = row, without_guests(row, 1)
-        inside, outside = (
-            flatten_tensors(value_before_noise(mechanism, present)),
-            flatten_tensors(value_before_noise(mechanism, absent)),
-        )
+        inside, outside = (clean_numbers(mechanism, present), clean_numbers(mechanism, absent))
         for run in range(2 * runs):
             output = mechanism(present if run < runs and _flip_coin(q, coins) else absent, noise)
             step = gaussian_log_ratio(flatten_tensors(output.value).unsqueeze(0), inside, outside, output.noise_std)

@@ -18,6 +18,7 @@ from privdd.auditing.dp_tests.instrumentation import (
     MemoryHistory,
     RecordedRelease,
     SeenContributions,
+    clean_numbers,
     common_label,
     copies_of_record,
     draw_own_records,
@@ -140,9 +141,7 @@ class _LargestChange:
 
     def __call__(self, mechanism: Mechanism, heeded: RecordedRelease) -> None:
         nobody = {n: t[:0] for n, t in heeded.rows.items()}
-        change = flatten_tensors(value_before_noise(mechanism, heeded.rows)) - flatten_tensors(
-            value_before_noise(mechanism, nobody)
-        )
+        change = clean_numbers(mechanism, heeded.rows) - clean_numbers(mechanism, nobody)
         name = heeded.name
         self.most[name] = max(self.most.get(name, 0.0), float(change.norm()) / sensitivity_unit(heeded.released))
         self.seen[name] = self.seen.get(name, 0) + 1
@@ -215,7 +214,7 @@ def client_update_findings(subject: GuaranteeSubject, name: str) -> Iterator[Fin
     what = list(crafted)[worst]
     searched = f"{looks.describe_rounds(looks.chosen)}, {len(crafted)} crafted updates; worst is {what!r}{tally.describe_faults()}"
     yield statement.sensitivity_finding(kappa, len(crafted), searched, looks.chosen)
-    if not bool(torch.isfinite(flatten_tensors(value_before_noise(mechanism, crafted[what]))).all()):
+    if not bool(torch.isfinite(clean_numbers(mechanism, crafted[what])).all()):
         return  # an infinite value has no likelihood ratio, and kappa has already shown the fault
     size = sum(t.numel() for t in crafted[what].values())
     count = max(subject.budget.slow_runs, min(subject.budget.runs, MAX_RATIO_NUMBERS // (2 * calls * size)))
@@ -230,13 +229,12 @@ def trained_updates(subject: GuaranteeSubject, snapshot: Snapshot, name: str) ->
     """Name -> update: the client's own, and those of clients with other records."""
     own = subject.shard.train
     flipped = replace(own, y=(own.y + 1) % subject.shard.classes)
-    few = torch.zeros(min(4, len(own)), dtype=torch.long)
+    few = own.take(torch.zeros(min(4, len(own)), dtype=torch.long))
+    white = replace(few, x=torch.ones_like(few.x))
     return {
         "the client": _train_update(subject, snapshot, name, own),
         "all labels wrong": _train_update(subject, snapshot, name, flipped),
-        "copies of a white record": _train_update(
-            subject, snapshot, name, replace(own.take(few), x=torch.ones_like(own.x[few]))
-        ),
+        "copies of a white record": _train_update(subject, snapshot, name, white),
     }
 
 
@@ -273,9 +271,9 @@ def compare_updates(
     if len({str({n: tuple(t.shape) for n, t in sorted(update.items())}) for update in crafted.values()}) > 1:
         return SensitivityTally(leak=f"the size of {name!r} depends on which records the client has")
     nothing = {n: torch.zeros_like(t) for n, t in next(iter(crafted.values())).items()}
-    zero = flatten_tensors(value_before_noise(subject.plan.mechanisms[name], nothing))
+    zero = clean_numbers(subject.plan.mechanisms[name], nothing)
     mechanism, given = subject.plan.mechanisms[name], crafted.values()
-    clean = [flatten_tensors(value_before_noise(mechanism, update)) for update in given]
+    clean = [clean_numbers(mechanism, update) for update in given]
     changes = torch.stack([(one - zero) / sensitivity_unit(o) for one, o in zip(clean, outputs)]).nan_to_num(
         nan=HUGE_UPDATE
     )
@@ -302,10 +300,7 @@ def runs_of_updates(
 ) -> RatioTranscripts:
     """R runs of ``calls`` noised updates of one client, and R runs of one that sends ``other`` each time."""
     noise = SeededNoise(keys.fold("noise").torch())
-    inside, outside = (
-        flatten_tensors(value_before_noise(mechanism, update)),
-        flatten_tensors(value_before_noise(mechanism, other)),
-    )
+    inside, outside = (clean_numbers(mechanism, update), clean_numbers(mechanism, other))
     ratios: Tensor = torch.zeros(2 * runs, dtype=torch.float64)
     for run in range(2 * runs):
         for _ in range(calls):

@@ -28,6 +28,7 @@ from privdd.auditing.dp_tests.instrumentation import (
     MemoryHistory,
     RecordedRelease,
     SeenContributions,
+    clean_numbers,
     contribution_fingerprints,
     contribution_norms,
     equal_fingerprints,
@@ -434,10 +435,7 @@ class SensitivityExaminer:
         searched = heeded.guests if at <= COMPARED_RELEASES or at % SEARCH_INTERVAL == 0 else 0
         others = value_before_noise(mechanism, without_guests(heeded.rows, heeded.guests)) if searched else base
         alone = flatten_tensors(others)
-        changes = [
-            (flatten_tensors(value_before_noise(mechanism, _with_guest(heeded, i))) - alone) / one
-            for i in range(searched)
-        ]
+        changes = [(clean_numbers(mechanism, _with_guest(heeded, i)) - alone) / one for i in range(searched)]
         for i, guest in enumerate(guests_in_partition(self.guests, heeded.partition)[: heeded.guests]):
             if i < searched:
                 tally.changes[guest] = max(tally.changes.get(guest, 0.0), float(changes[i].norm()))
