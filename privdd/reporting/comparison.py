@@ -44,6 +44,7 @@ def comparison_sentences(made: Sequence[Setting]) -> list[str]:
         if len(found) == len(made) > 1:
             said += _membership_sentences(float(key), sorted(found, key=lambda one: one[:2]))
             break
+    said += dict.fromkeys(note for s in made for run in s.runs for note in wording.earlier_rules_note(run.findings))
     said += wording.comparison_warnings(run.findings.privacy for s in made for run in s.runs)
     if not is_comparable(made):
         said.append("These runs do not share δ, unit and neighbouring relation: their ε are not comparable.")

@@ -65,6 +65,7 @@ def render_report(record: RunRecord, figures: list[Plot], albums: list[PictureAl
             ledger=group_releases(record.ledger),
             recipe=reproduction_recipe(record),
             marks=[
+                *wording.earlier_rules_note(findings),
                 *wording.noise_warnings(findings.privacy),
                 *filter(None, [hard_records_note(findings.run)]),
                 *summary.target_marks(findings),

@@ -410,6 +410,11 @@ class Findings(Part):
     verdict: Verdict
     _origin: Origin = PrivateAttr(default_factory=Origin)
 
+    @property
+    def lists_untested(self) -> bool:
+        """Whether the version that made the file listed what no test had looked at; version 0.1 did not."""
+        return self.schema_ > 1 or any("untested" in row.model_fields_set for row in self.surfaces)
+
     if TYPE_CHECKING:  # functions of ``privdd.reporting.notebook``, which ``privdd.api`` attaches
 
         def to_frame(self) -> pandas.DataFrame: ...

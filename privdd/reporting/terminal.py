@@ -28,7 +28,7 @@ def print_summary(findings: Findings, file: IO[str], width: int | None = None) -
     console.print(Text(f"{said.label}: {said.title}", style="yellow" if said.weak else STYLE[said.kind]))
     for sentence in said.sentences:
         console.print(Text(sentence))
-    for mark in summary.target_marks(findings):
+    for mark in (*wording.earlier_rules_note(findings), *summary.target_marks(findings)):
         console.print(Text(mark, style="yellow"))
     console.print(Text(_epsilon_line(findings)))
     console.print(_summary_table(findings))

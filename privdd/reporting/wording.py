@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from attacks.images import MAX_PSNR
-from privdd.reporting.schema import FindingRow, NoiseRow, Privacy, SurfaceRow, Utility, Verdict
+from privdd.reporting.schema import FindingRow, Findings, NoiseRow, Privacy, SurfaceRow, Utility, Verdict
 
 NONE, NBSP = "–", "\u00a0"
 ACRONYMS = {
@@ -287,6 +287,18 @@ SEVERAL = (
     "These runs were made with paired noise, so that their differences show the settings and not the noise: "
     "publish one of them at most, or their ε hold for none."
 )
+
+
+EARLIER_RULES = (
+    "This run is shown under the rules of version {version}, which made it and did not list what no test had looked at: "
+    "an audit by this version may call parts of its limits untested."
+)
+
+
+def earlier_rules_note(findings: Findings) -> list[str]:
+    """That a run with a limit was judged without the verdict "untested"; none for a run of today."""
+    limited = findings.verdict != "unprotected" or any(math.isfinite(row.epsilon.best) for row in findings.surfaces)
+    return [EARLIER_RULES.format(version=findings.run.version)] if limited and not findings.lists_untested else []
 
 
 def noise_warnings(privacy: Privacy) -> list[str]:

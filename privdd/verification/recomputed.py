@@ -391,7 +391,7 @@ def check_verdicts(record: RunRecord, ledger: Ledger | None) -> Iterator[Disagre
         )
         if (row.audited is True) != attacked:
             yield from find_disagreements(FINDINGS_FILE, f"surfaces.{surface}.audited", row.audited, attacked)
-        missing = [] if ledger is None else untested_parts(ledger, surface, every)
+        missing = untested_parts(ledger, surface, every) if ledger is not None and findings.lists_untested else []
         yield from find_disagreements(FINDINGS_FILE, f"surfaces.{surface}.untested", row.untested, missing)
         said = decide_verdict(recompute_epsilons(ledger, [surface]), stated, [every[at] for at, _ in mine], missing)
         yield from find_disagreements(FINDINGS_FILE, f"surfaces.{surface}.verdict", row.verdict, said)

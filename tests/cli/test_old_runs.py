@@ -1,7 +1,8 @@
 """Run folders of an earlier version open, can be attacked again, and go on where they were stopped.
 
 ``old_runs`` was written by commit 36bce66, before classes moved and ``init`` of FedDM and FedRD became ``start``:
-``finished`` is an audit of FedDM, ``stopped`` the same one after the first of its two rounds, ``names.json`` the
+``finished`` is an audit of FedDM, ``stopped`` the same one after the first of its two rounds, ``protected`` what a page needs
+of an audit of FedDM with noise, ``names.json`` the
 fingerprint of every algo at preset=smoke and the classes that its yaml files named. A default that is changed on
 purpose makes another run: its fingerprint is then to be taken out there.
 """
@@ -128,6 +129,21 @@ def test_the_report_opens(old: Callable[[str], Path]) -> None:
     path = old("finished")
     assert report.main([str(path)]) == 0
     assert "(start=real)" in (path / "report.html").read_text()  # said of runs whose config starts from real records
+
+
+def test_a_run_from_before_untested_parts_is_shown_under_its_own_rules(
+    old: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = old("protected")
+    assert report.main([str(path)]) == 0
+    said = "under the rules of version 0.1.0"
+    assert said in " ".join(capsys.readouterr().out.split()) and said in (path / "report.html").read_text()
+    assert report.main([str(path), str(old("finished")), "--out", str(path / "both")]) == 0
+    assert said in (path / "both" / "comparison.html").read_text()
+    stored = json.loads((path / "findings.json").read_text())
+    (path / "findings.json").write_text(json.dumps({**stored, "schema": 2}))
+    assert report.main([str(path)]) == 1  # a file of today has to list what no test looked at
+    assert "untested: stored []" in capsys.readouterr().err
 
 
 def test_it_is_attacked_again_with_the_shadow_models_that_it_kept(
