@@ -127,7 +127,9 @@ def _attach_views() -> None:
     from privdd.reporting import notebook
     from privdd.reporting.schema import Findings
 
-    Findings.to_frame, Findings.plot, Findings._repr_html_ = notebook.to_frame, notebook.draw_figure, notebook.to_html  # type: ignore[method-assign]
+    views = {"to_frame": notebook.to_frame, "plot": notebook.draw_figure, "_repr_html_": notebook.to_html}
+    for name, function in views.items():
+        setattr(Findings, name, function)
 
 
 def __getattr__(name: str) -> Any:
