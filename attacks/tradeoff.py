@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from scipy.special import ndtr, ndtri
 
-from attacks.statistics import bisect_refuted, check_confusion_counts, check_levels, largest_refuted, upper_limit
+from attacks.statistics import bisect_refuted, check_levels, largest_refuted, upper_limit
 
 Curve = Callable[[Any], Any]  # type I errors in [0, 1] -> type II errors, floats or arrays
 GRID_POINTS = 400  # points at which the most testable one is looked for
@@ -68,14 +68,6 @@ def error_rate_limits(tp: Any, fn: Any, fp: Any, tn: Any, confidence: float) -> 
     tp, fn, fp, tn = (np.asarray(count, dtype=np.float64) for count in (tp, fn, fp, tn))
     half = (1 - confidence) / 2
     return upper_limit(fp, fp + tn, half), upper_limit(fn, fn + tp, half)
-
-
-def refutes_curve(tp: int, fn: int, fp: int, tn: int, curve: Curve, *, confidence: float = 0.95) -> bool:
-    """Whether these counts refute ``curve``. The trials must be independent, and the rule fixed before them."""
-    check_confusion_counts(tp, fn, fp, tn)
-    check_levels(0.0, confidence)
-    fpr, fnr = error_rate_limits(tp, fn, fp, tn, confidence)
-    return bool(fnr < curve(fpr))
 
 
 def most_testable_point(curve: Curve, runs: int, *, confidence: float = 0.95) -> TradeoffPoint:

@@ -14,18 +14,7 @@ from attacks.inversion.evaluation import _require_images, compare_with_records, 
 from attacks.inversion.feature_inversion import WhiteBox
 from attacks.inversion.reconstruction import Channelwise, PixelScale, Reconstruction, check_gradient_request
 from attacks.inversion.victim import observed_gradients, victim_model
-from attacks.types import (
-    SERVER_ONLY,
-    UPDATE_SURFACES,
-    Adversary,
-    Attack,
-    Capture,
-    Evidence,
-    Family,
-    Finding,
-    Truth,
-    View,
-)
+from attacks.types import SERVER_ONLY, UPDATE_SURFACES, Attack, Capture, Evidence, Family, Finding, Truth, View
 from attacks.validation import check_counts
 
 
@@ -143,4 +132,4 @@ class AnalyticInversion(Attack):
 
     def judge(self, evidence: Evidence, view: View, truth: Truth) -> Finding:
         compared = compare_with_records(_require_images(evidence), view, truth, own_records(evidence, truth))
-        return Finding(view.surface, self.name, self.family, Adversary.SERVER, compared.measures, compared.figures)
+        return Finding(view.surface, self.name, self.family, view.adversary, compared.measures, compared.figures)

@@ -21,19 +21,7 @@ from attacks.inversion.gradient_matching import LayerStatistics
 from attacks.inversion.labels import chance_overlap, label_counts_of_update, label_overlap, sgd_displacement
 from attacks.inversion.seethrough import sent_statistics
 from attacks.inversion.victim import LocalSteps, local_steps, observed_gradients, victim_model
-from attacks.types import (
-    SERVER_ONLY,
-    UPDATE_SURFACES,
-    Adversary,
-    Attack,
-    Capture,
-    Evidence,
-    Family,
-    Finding,
-    Surface,
-    Truth,
-    View,
-)
+from attacks.types import SERVER_ONLY, UPDATE_SURFACES, Attack, Capture, Evidence, Family, Finding, Surface, Truth, View
 from attacks.validation import check_counts, check_non_negative
 
 InversionMethod = InvertingGradients | DLG | IDLG | SeeThrough
@@ -144,7 +132,7 @@ class GradientInversion(Attack):
             near = compare_with_records(_require_images(evidence), view, stood_in).measures["psnr"]
             measures["diagnostics"]["psnr_to_virtual"] = near
             measures["note"] = f"{near:.1f} dB to the nearest of the images that stood in for the records"
-        return Finding(view.surface, self.name, self.family, Adversary.SERVER, measures, figures)
+        return Finding(view.surface, self.name, self.family, view.adversary, measures, figures)
 
     def _diagnose_objective(self, evidence: Evidence, view: View, truth: Truth) -> dict[str, Any]:
         """The objective at the result and at the truth: did the search fail, or is the victim's computation another?"""
@@ -319,7 +307,7 @@ class UpdateInversion(Attack):
         measures["diagnostics"] = {**measures["diagnostics"], **self._diagnose_objective(evidence, view, truth)}
         words = f"{len(truth.x)} records, {_describe_search(evidence.notes)}"
         measures["note"] = "; ".join(filter(None, [words, describe_no_gain(measures)]))
-        return Finding(view.surface, self.name, self.family, Adversary.SERVER, measures, compared.figures)
+        return Finding(view.surface, self.name, self.family, view.adversary, measures, compared.figures)
 
     def _diagnose_objective(self, evidence: Evidence, view: View, truth: Truth) -> Mapping[str, Any]:
         problem = pose_update_problem(view, view.captures[0], self.simulated)

@@ -14,7 +14,7 @@ from attacks.arrays import accepts_numpy
 from attacks.inversion.reconstruction import PixelScale
 from attacks.inversion.victim import LocalSteps, local_steps, observed_gradients, victim_model
 from attacks.statistics import chance_of_exactly
-from attacks.types import SERVER_ONLY, Adversary, Attack, Capture, Evidence, Family, Finding, Surface, Truth, View
+from attacks.types import SERVER_ONLY, Attack, Capture, Evidence, Family, Finding, Surface, Truth, View
 
 MIN_NUMBER = 1e-12
 
@@ -202,7 +202,7 @@ class LabelCounts(Attack):
         else:
             sizes = evidence.extra["sizes"].tolist()
             measures["diagnostics"] = {"sent": sizes, "records": int(truth.counts.sum())}
-        return Finding(view.surface, self.name, self.family, Adversary.SERVER, measures)
+        return Finding(view.surface, self.name, self.family, view.adversary, measures)
 
 
 @accepts_numpy
