@@ -34,7 +34,7 @@ RECORDS_PER_BLOCK = 32  # records that go through the model together, at most
 
 @dataclass(frozen=True)
 class RecordGradients:
-    """Of the cross-entropy of each record x (n, ...), y (n,) alone, at a model's ``state``, in the model's mode.
+    """Gradients of the cross-entropy of each single record x (n, ...), y (n,) at a model's ``state``, in the model's mode.
 
     names: the parameters, in the order of their numbers p.
     """

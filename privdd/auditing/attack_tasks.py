@@ -59,7 +59,7 @@ class ErrorBudget:
 
     @property
     def confidence(self) -> float:
-        """Of each bound, so that all of them hold together at 1 - alpha."""
+        """The confidence of each bound at which all of them hold together at 1 - alpha."""
         return 1 - self.error_share
 
     def to_json(self) -> dict[str, float]:
@@ -110,7 +110,7 @@ class AttackTerms:
 
 @dataclass(frozen=True)
 class AttackOutcome:
-    """What one job gave; kept: the tensors of its evidence file."""
+    """The outcome of one job; kept: the tensors of its evidence file."""
 
     finding: Finding
     evidence_tensors: Mapping[str, Tensor]
@@ -124,7 +124,7 @@ class AttackTask:
     terms: AttackTerms
 
     def run(self) -> list[AttackOutcome]:
-        """What each job gave, on the CPU."""
+        """The outcome of each job, on the CPU."""
         return self._to_device(self.terms.device)._run_jobs(self.jobs)
 
     def _to_device(self, device: str) -> AttackTask:
@@ -266,7 +266,7 @@ def attack_stream(keys: Keys, attack: str, surface: str, where: str) -> torch.Ge
 
 
 def attack_seeds(keys: Keys, attack: str, surface: str, where: str) -> tuple[int, int]:
-    """What a membership attack draws first, and what its decisive bound draws, whatever else the attack drew.
+    """The seed of a membership attack and the seed of its decisive bound, which does not depend on what else the attack drew.
 
     Both break ties between scores; a verifier, who has the scores and not the attack, draws them again.
     """
@@ -297,7 +297,7 @@ def decided_again(finding: Finding, kept: Mapping[str, Tensor], job: AttackJob, 
 
 
 def evidence_tensors(finding: Finding, evidence: Evidence, view: View) -> dict[str, Tensor]:
-    """What the report's figures are drawn from: images, and exact scores with their membership bits."""
+    """The data of the report's figures: images, and exact scores with their membership bits."""
     found = {name: tensor for name, tensor in finding.figures.items() if not name.startswith("roc_")}
     if evidence.scores is not None and view.worlds is not None:
         count = len(evidence.scores)

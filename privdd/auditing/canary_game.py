@@ -234,7 +234,7 @@ def _choose_spread(plan: Plan, shard: Shard, candidates: Records, count: int) ->
 
 
 def worst_event(ledger: Ledger, client: int, delta: float) -> dpa.DpEvent:
-    """What one record of the client costs at most over the whole run: the dearest partition cell."""
+    """The largest cost of one record of the client over the whole run: that of the most expensive partition cell."""
     cells: dict[str | None, list[dpa.DpEvent]] = {}
     for row in ledger.releases:
         if row.client == client and row.is_protected:

@@ -208,13 +208,13 @@ class TwoClientEngine(Engine):
 
 
 def usual_task(work: list[ClientTask]) -> ClientTask:
-    """Of the client whose number of records is next to the mean."""
+    """The task of the client whose number of records is closest to the mean."""
     mean = sum(len(task.shard.train) for task in work) / len(work)
     return min(work, key=lambda task: (abs(len(task.shard.train) - mean), task.client))
 
 
 def _answer_of(answer: StepResult, client: int) -> StepResult:
-    """What one client sent and keeps, as another's."""
+    """One client's messages and memory, relabelled as another client's."""
     received, rows, memory = answer
     return replace(received, client=client), [replace(row, client=client) for row in rows], memory
 
@@ -309,7 +309,7 @@ class CostEstimate:
         return sum(stage.wall for stage in self.stages.values())
 
     def format_lines(self) -> list[str]:
-        """One for each stage, then the totals."""
+        """One line for each stage, then the totals."""
         rows = [f"  {name:<16}{stage.cpu:>8.1f} CPU s" for name, stage in self.stages.items()]
         workers = f"{self.engine.size} worker{'s' * (self.engine.size > 1)}"
         total = f"about {format_seconds(self.wall_seconds)} on {workers}, {self.cpu_seconds:.0f} CPU s"
@@ -318,7 +318,7 @@ class CostEstimate:
 
 
 def estimate_cost(experiment: Experiment, attacks: Mapping[str, Attack], seconds: float) -> CostEstimate:
-    """What an audit takes, after timing rounds for ``seconds`` of CPU, or as long as one of each kind takes."""
+    """Estimate the cost of an audit, after timing rounds for ``seconds`` of CPU, or as long as one of each kind takes."""
     plan, audit, engine = experiment.plan, experiment.audit_settings, experiment.engine
     timed, chained = time_rounds(experiment, seconds)
     rounds = {t: timing_of_round(plan, timed, t) for t in range(plan.method.rounds)}

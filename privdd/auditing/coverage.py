@@ -26,7 +26,7 @@ UNREAD_REASON = "not read by the attacks asked for"  # why a surface is not atta
 
 
 def why_not_read(findings: Sequence[Finding]) -> str | Literal[False]:
-    """That a surface was not attacked, where an attack tried and its own scores told it nothing; else False."""
+    """The note that a surface was not attacked, if an attack tried it and its scores carried no information; else False."""
     silent = [one for one in findings if one.measures.get("status") == "nothing_to_read"]
     why = f"{silent[0].attack} could not read it; {silent[0].measures.get('note', '')}" if silent else ""
     return f"not attacked: {why}" if why else False
@@ -38,7 +38,7 @@ def is_about_releases(family: Family, adversary: Adversary) -> bool:
 
 
 def describe_waiver(reason: str) -> str:
-    """What findings say of a surface that ``audit.waive`` names with this reason."""
+    """The text in the findings for a surface that ``audit.waive`` names with this reason."""
     return f"not attacked: {reason}" if reason.startswith(UNREAD_REASON) else f"waived: {reason}"
 
 
@@ -126,7 +126,7 @@ def _suggest_attacks(
 
 
 def findings_of_diverged_run(experiment: Experiment, attacks: Mapping[str, Attack]) -> tuple[Finding, ...]:
-    """What an audit finds of a run whose training diverged: without a measure, for every surface and attack that would
+    """The findings of a run whose training diverged: without a measure, one for every surface and attack that would
     have read it."""
     found: dict[tuple[str, str, str], Finding] = {}
     for surface, adversary, worlds in expected_views(experiment.plan.method, experiment.audit_settings):
@@ -184,7 +184,7 @@ class TestedPart:
 
     @property
     def untested_text(self) -> str:
-        """As the page says it; "" where the part was tested."""
+        """The text on the page; "" if the part was tested."""
         return f"{self.name}, {self.part}: {self.why}" if self.why else ""
 
 
@@ -217,7 +217,7 @@ def coverage_by_part(ledger: Ledger, surface: str, findings: Sequence[Finding]) 
 
 
 def untested_parts(ledger: Ledger, surface: str, findings: Sequence[Finding]) -> list[str]:
-    """What no test looked at of the mechanisms behind a surface, and why: "name, part: why" each."""
+    """The parts of the mechanisms behind a surface that no test looked at, each with its reason: "name, part: why"."""
     return [look.untested_text for look in coverage_by_part(ledger, surface, findings) if look.untested_text]
 
 

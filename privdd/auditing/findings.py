@@ -48,7 +48,7 @@ def certified_entries(findings: Sequence[Finding]) -> dict[str, Any]:
 def certified_entries_of_surface(
     victim: int, ledger: Ledger, surface: str, findings: Sequence[Finding]
 ) -> dict[str, Any]:
-    """The same of one surface: the run's, where it was computed from all that the audited client spends, or nothing."""
+    """The certified entries of one surface: those of the run if the surface was computed from all that the audited client spends, else none."""
     spent = {row.id for row in ledger.releases if row.client == victim and row.is_protected}
     return certified_entries(findings) if spent and spent <= ledger.behind([surface]) else {}
 
@@ -159,7 +159,7 @@ def _describe_mechanisms(plan: Plan, ledger: Ledger) -> Iterator[tuple[str, str]
 
 
 def _describe_settings(mechanism: Mechanism) -> str:
-    """Its name and every setting: noise, clip norm, sampling rate, normaliser."""
+    """The mechanism's name and every setting: noise, clip norm, sampling rate, normaliser."""
     found = {
         n.replace("_", " "): v for n, v in vars(mechanism).items() if isinstance(v, int | float | str | list | tuple)
     }
@@ -183,7 +183,7 @@ def _describe_applications(plan: Plan, name: str) -> str:
 
 
 def _describe_shapes(ledger: Ledger) -> Iterator[tuple[str, str]]:
-    """Of what clients send under a finite ε or as public; what has no protection has an infinite one."""
+    """The shapes of messages that clients send as public or under a finite ε; unprotected messages have an infinite ε."""
     rows: dict[str, list[Release]] = {}
     for release in ledger.releases:
         if release.client != SERVER and release.nonprivate_reason is None and release.visible_to != ("analyst",):
@@ -326,7 +326,7 @@ def reconstruction_rows(ledger: Ledger, claims: Sequence[Claim]) -> list[dict[st
 
 
 def stated_epsilons(experiment: Experiment, ledger: Ledger) -> dict[str, float]:
-    """What each surface promises: what its method states (``Method.stated``), else what is accounted.
+    """The stated ε of each surface: the method's own statement (``Method.stated``), else the accounted ε.
 
     Surfaces that promise nothing (infinite) are left out.
     """

@@ -72,7 +72,7 @@ def check_method(
 
 
 def contract_findings(subject: GuaranteeSubject) -> Iterator[Finding]:
-    """What ``check_method`` says of a method that states a limit: a contradiction where a message tells about the records, and
+    """The findings of ``check_method`` for a method that states a limit: a contradiction if a message depends on the records, and
     otherwise messages that count as untested; nothing where it finds nothing."""
     plan, names = subject.plan, [name for name in subject.plan.mechanisms if subject.has_finite_epsilon(name)]
     shape, classes = plan.problem.shape, plan.problem.classes

@@ -113,7 +113,7 @@ def replay_context(plan: Plan, round: int) -> ClientContext:
 
 
 def other_uploads(plan: Plan, round: int, broadcast: Mapping[str, Tensors], shards: Sequence[Shard]) -> Uploads:
-    """What the other clients of a round add to the sum, but for their noise; {} where the server sees single uploads."""
+    """The sum of the other clients' uploads in a round, without their noise; {} where the server sees single uploads."""
     total: dict[str, dict[str, Tensor]] = {}
     for client in plan.participants(round) if plan.trust.is_summed else ():
         if client == plan.victim:
@@ -133,7 +133,7 @@ def other_uploads(plan: Plan, round: int, broadcast: Mapping[str, Tensors], shar
 
 
 def uploads_seen_by_server(plan: Plan, round: int, sent: Uploads, others: Uploads) -> Uploads:
-    """What the server holds of one client's upload: itself, or the sum (or the mean) with the others'."""
+    """The server's view of one client's upload: the upload itself, or its sum (or mean) with those of the others."""
     if not plan.trust.is_summed:
         return sent
     over = len(plan.participants(round)) if plan.method.adds_up(plan.mechanisms) == "mean" else 1
@@ -149,7 +149,7 @@ def plan_of_replay(plan: Plan, world: int) -> Plan:
 
 
 def memory_after_round(plan: Plan, snapshot: Snapshot, memory: State, shard: Shard) -> State:
-    """What the audited client keeps after a round that it began with ``memory``.
+    """The audited client's memory after a round that it began with ``memory``.
 
     A method that defines ``recall`` gets by without computing an upload that nobody reads.
     """
@@ -182,7 +182,7 @@ class ClientReplay:
     others: Mapping[int, Uploads] = field(default_factory=dict)
 
     def run(self) -> list[Mapping[str, Tensors]] | None:
-        """What the client would have sent in the last round of the chain, by world.
+        """The messages of the client in the last round of the chain, for each replay.
 
         None if ``batched`` is set and the method has no batched form of one of the rounds.
         """

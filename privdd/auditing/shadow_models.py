@@ -203,7 +203,7 @@ class ShadowTraining:
         return {key: torch.stack([found[w][key] for w in sorted(found)]) for key in common}
 
     def missing_signals(self, stacked: Mapping[str, Tensor]) -> set[str]:
-        """What is read off the real upload, but was not kept by replays of an earlier version: not in ``stacked``."""
+        """Signals of the real upload that replays of an earlier version did not keep: they are not in ``stacked``."""
         return {key.split("@")[-1] for key in self._real_signals if key not in stacked}
 
     def _replay_missing(self, missing: Sequence[int], batched: bool) -> Iterator[tuple[int, Signals]]:
@@ -329,7 +329,7 @@ def signals_of_audited_rounds(
 
 @dataclass(frozen=True)
 class ShadowSignals:
-    """What replays show of the audited records, by "surface|signal".
+    """Signals of the audited records in all replays, by "surface|signal".
 
     by_round: audited round -> (K, n, ...) of what the client sent in it; over_rounds: audited round -> (K, n, R), in several
     rounds; of_server: (K, n) of what the server sends at the end; missing: what kept replays of an earlier version lack;
@@ -429,7 +429,7 @@ def _with_shard(shards: Sequence[Shard], plan: Plan, own: Shard) -> list[Shard]:
 
 
 def describe_view(run: FinishedRun, view: View, family: Family, missing: Collection[str]) -> list[str]:
-    """What a finding's note says of how its view came about; missing: as of ``ShadowSignals``."""
+    """The text of a finding's note on how its view was obtained; missing: as in ``ShadowSignals``."""
     by_replays = family == Family.MEMBERSHIP
     return [
         describe_granted_knowledge(run.plan, view, family),

@@ -179,7 +179,7 @@ def _synthetic_image_signals(
 def _readout_signals(
     inside: Tensor, y: Tensor, own: Tensor, others: Tensor, adversary: AdversaryView
 ) -> dict[str, Tensor]:
-    """What a model that was trained on rows ``inside`` (m, d) says of the audited records and of public ones."""
+    """Signals of a model trained on rows ``inside`` (m, d), for the audited records and for public ones."""
     logits = ridge_readout(inside, y, own, adversary.problem.classes)
     public = ridge_readout(inside, y, others, adversary.problem.classes)
     return {"confidence": sig.logit_scaled(logits, adversary.candidates.y), "logits": logits, "public_logits": public}
@@ -266,7 +266,7 @@ def _record_loss_signal(adversary: AdversaryView, name: str, value: Tensors) -> 
 def _count_signal(
     adversary: AdversaryView, name: str, value: Tensors, values: Mapping[str, Tensors]
 ) -> Mapping[str, Tensor]:
-    """Of counts alone: the sum of all numbers sent, the same for every record."""
+    """The signal of counts: the sum of all numbers sent, the same for every record."""
     total = torch.stack([t.float().sum() for t in value.values()]).sum()
     return {"count": total.expand(len(adversary.candidates)).clone()}
 

@@ -89,7 +89,7 @@ class FinishedRun:
         )
 
     def ground_truth_of(self, view: View) -> Truth:
-        """What a view is judged by: of a pool that is sent on, the records of all clients whose rows it holds."""
+        """The truth that a view is compared with; for a shared pool, the records of all clients whose rows it holds."""
         if view.surface != Surface.SHARED_FEATURES:
             return self.ground_truth()
         own = {self.plan.victim: self.shard}
@@ -112,7 +112,7 @@ class FinishedRun:
         return torch.cat(found) if whole else None  # another pool than that: its rows say nothing of their owners
 
     def _rows_of_records(self, shard: Shard) -> Tensor | None:
-        """Where each record's row stands in a release of one row per record (ordered by id); None for any other release."""
+        """The position of each record's row in a release of one row per record (ordered by id); None for any other release."""
         if not self.plan.method.audit_hooks.rows_are_records():
             return None
         ids = shard.train.ids if shard.nulls is None else torch.cat([shard.train.ids, shard.nulls.ids])
@@ -252,7 +252,7 @@ def _batch_norm_statistics(method: Method, sent: Mapping[str, Tensors]) -> Tenso
 
 
 def server_views(run: FinishedRun, final: Mapping[str, Tensors], stacked: Mapping[str, Tensor]) -> Iterator[View]:
-    """What the server sent at the end, as a peer and the public hold it.
+    """Views of the server's last messages, as a peer and the public hold them.
 
     stacked: signals (K, n) by "surface|signal"; K = 1, the real run alone, where no federation is replayed.
     """
@@ -271,7 +271,7 @@ def server_views(run: FinishedRun, final: Mapping[str, Tensors], stacked: Mappin
 
 
 def _matching_parameters(values: Mapping[str, Tensors], model: nn.Module) -> State:
-    """Of what the server sends, the parameters of this model: of several networks, the first that has them."""
+    """The parameters of this model among the server's messages; with several networks, those of the first that has them."""
     own: Mapping[str, Tensor] = model.state_dict()
     state: State = {}
     for _, value in _values_with_labels(values):

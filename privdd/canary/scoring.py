@@ -81,7 +81,7 @@ def project_out(others: np.ndarray, rows: np.ndarray, update: np.ndarray) -> tup
 
 
 def _estimate_step_size(gram: np.ndarray, product: np.ndarray) -> float:
-    """What one canary's descent is multiplied by in an update: twice the mean coefficient, as half of them are in.
+    """The factor of one canary's gradient step in an update: twice the mean coefficient, since half of the canaries are in.
 
     Of all rounds together, by least squares with a little ridge; a positive number.
     """

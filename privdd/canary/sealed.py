@@ -54,7 +54,7 @@ def coins_to_text(coins: np.ndarray) -> str:
 
 
 def compute_commitment(salt: bytes, coins: Mapping[str, str], statement: Mapping[str, Any]) -> str:
-    """What is published: 64 hexadecimal digits."""
+    """The published commitment: 64 hexadecimal digits."""
     told = {"salt": salt.hex(), "coins": dict(coins), "statement": dict(statement)}
     data = json.dumps(told, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
     return hashlib.sha256(HASH_PURPOSE + data).hexdigest()
@@ -93,7 +93,7 @@ class CanarySet:
 
 @dataclass(frozen=True)
 class SealedCanaries:
-    """What is public. statement: schema, sites, counts, digests, signal, guesses, confidence, delta, stated."""
+    """The public part of sealed canaries. statement: schema, sites, counts, digests, signal, guesses, confidence, delta, stated."""
 
     statement: Mapping[str, Any]
     commitment: str
@@ -140,7 +140,7 @@ def read_records(path: Path) -> tuple[np.ndarray, np.ndarray]:
 
 
 def secrets_folder(sealed: Path, commitment: str) -> Path:
-    """Where an issue's secret and its sites' files lie, unless told otherwise: outside anybody's work."""
+    """The default folder of an issue's secret and its sites' files, outside every project folder."""
     return state_folder() / "canaries" / f"{sealed.resolve().name}-{commitment[:16]}"
 
 

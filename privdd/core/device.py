@@ -116,7 +116,7 @@ class _DeviceMove:
 
 
 def _cell_contents(cell: types.CellType) -> tuple[Any, ...]:
-    """What a variable that a function closed over holds; () where it is not set yet."""
+    """The value of a closure variable, in a tuple; () if it is not set yet."""
     try:
         return (cell.cell_contents,)
     except ValueError:

@@ -103,7 +103,7 @@ Work = tuple[Upload, State]  # what a round of a client makes: what it sends, an
 
 @dataclass(frozen=True)
 class Received:
-    """What the server holds of one client after one round. Only ``Channel.send`` makes these."""
+    """The messages that the server holds from one client after one round. Only ``Channel.send`` makes these."""
 
     client: int
     round: int

@@ -75,7 +75,7 @@ def check_integer(key: str, value: Any, least: int = 0, needed: str = "", *, mos
 
 
 def describe_integer_range(least: int, most: int | None = None) -> str:
-    """What is needed, in words."""
+    """The allowed range, in words."""
     return f"a whole number from {least}{'' if most is None else f' to {most}'} is needed"
 
 
@@ -85,7 +85,7 @@ def check_text(key: str, value: Any, *, optional: bool = False) -> None:
 
 
 def check_choice(key: str, value: Any, allowed: Collection[str]) -> None:
-    """One of a few words."""
+    """Check that a value is one of a few words."""
     if not isinstance(value, str) or value not in allowed:
         raise BadConfig(f"{key}={value}: allowed are {', '.join(allowed)}")
 

@@ -186,7 +186,7 @@ def _split_pair(whole: Pair, keys: Keys) -> tuple[Pair, Pair]:
 
 
 def hidden(name: str) -> bool:
-    """What no user put there: .ipynb_checkpoints, ._000.png, __MACOSX."""
+    """Whether a file was not put there by a user: .ipynb_checkpoints, ._000.png, __MACOSX."""
     return name.startswith(".") or name == "__MACOSX"
 
 

@@ -98,7 +98,7 @@ DATA_VARIABLE = "PRIVDD_DATA"  # downloads, where data.root is not set
 
 
 def data_folder() -> Path:
-    """Where downloads go when data.root is not set: PRIVDD_DATA, else privdd in $XDG_CACHE_HOME or ~/.cache.
+    """The folder of downloads when data.root is not set: PRIVDD_DATA, else privdd in $XDG_CACHE_HOME or ~/.cache.
 
     Raises DataNotFound for a user without a home.
     """

@@ -81,7 +81,7 @@ def check_data_settings(
     standardise: bool = False,
     **others: Any,
 ) -> None:
-    """What can be told before anything is read; ``others``: further settings of ``load_dataset``. Raises ValueError."""
+    """Check the settings before anything is read; ``others``: further settings of ``load_dataset``. Raises ValueError."""
     for field, value in (("size", size), ("limit", limit), ("test_limit", test_limit)):
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not value >= 1):
             raise ValueError(f"data.{field}={value!r}: an integer >= 1 or null is needed")

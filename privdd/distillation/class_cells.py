@@ -69,7 +69,7 @@ class ClassCells:
         return sum(len(group.present) for group in self.groups)
 
     def with_images(self, x: Tensor) -> ClassCells:
-        """The same cells over other images of the same records (a projection's, for instance)."""
+        """These cells over other images of the same records (a projection's, for instance)."""
         return replace(self, pool=Records(x, self.pool.y, self.pool.ids))
 
 

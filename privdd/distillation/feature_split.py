@@ -149,7 +149,7 @@ def draw_batch_noise(x: Tensor, latent: int, copies: int, generator: torch.Gener
 
 
 def draw_record_noise(ids: Tensor, keys: Keys, shape: tuple[int, ...], latent: int, copies: int) -> dict[str, Tensor]:
-    """What ``draw_batch_noise`` gives, for records with these ids (n,): each record's draws from ``keys`` and its id alone."""
+    """The noise of ``draw_batch_noise`` for records with these ids (n,): each record's draws from ``keys`` and its id alone."""
     size = math.prod(shape)
     parts = draw_record_normals(ids, keys, latent + copies * size).split([latent, *[size] * copies], 1)
     return {"latent": parts[0]} | {f"copy_{i}": part.unflatten(1, shape) for i, part in enumerate(parts[1:])}

@@ -130,7 +130,7 @@ class GradientImages(Distiller):
         return images_to_memory(images, cells.labels)
 
     def _batch_stream(self, keys: Keys, step: int) -> Keys:
-        """Of the real records that step ``step`` of all sees."""
+        """The random stream of the batch of real records in step ``step``."""
         return keys.fold(step // self.matches, "batch", step % self.matches)
 
     def _match_along_training(

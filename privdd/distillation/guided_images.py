@@ -116,7 +116,7 @@ class CoarsePixels:
         return (down[:, None] ** 2 + right**2).double().sqrt().round().long().repeat(shape[0], 1, 1).flatten()
 
     def positions_in(self, finer: CoarsePixels, shape: Sequence[int]) -> Tensor:
-        """Where the numbers of this map are among those of a finer one, (p,)."""
+        """The positions of this map's numbers among those of a finer map, (p,)."""
         down, right = (torch.arange(min(size, finer.side)) < self.side for size in shape[-2:])
         return (down[:, None] & right).repeat(shape[0], 1, 1).flatten().nonzero()[:, 0]
 
@@ -240,7 +240,7 @@ def build_guided_set(
 
 
 def vary_drawings(pool: Tensor, guiding: GuidanceSettings, keys: Keys) -> Tensor:
-    """What is pushed: of the pool's images (n, c, h, w), each blended with a little of another and moved about; about
+    """Vary the pool's images (n, c, h, w): each is blended with a little of another and moved about; about
     half of them under a faint texture, and of the others the bright part alone, with an edge and a texture of its own."""
     x = mix_and_move(pool, None, BLENDED, guiding.moves, keys.fold("vary").torch())
     rough = add_texture(x, FAINT, keys.fold("faint").torch())

@@ -116,12 +116,12 @@ def carry_over_images(fresh: Tensor, labels: Tensor, memory: Mapping[str, Tensor
 
 
 def images_to_memory(images: Tensor, labels: Tensor) -> State:
-    """What a client keeps of its images (M, ipc, ...) and their classes (M,) for the next round."""
+    """The client's memory of its images (M, ipc, ...) and their classes (M,) for the next round."""
     return {"images/x": images, "images/label": labels}
 
 
 def memory_of_replay(cells: ClassCells, images: Tensor, world: int) -> State:
-    """What each world's client would remember of its images."""
+    """The memory of images of the client in each replay."""
     held = cells.slot[world][cells.slot[world] >= 0]
     return images_to_memory(images[held], cells.labels[held])
 

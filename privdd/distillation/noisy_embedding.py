@@ -58,7 +58,7 @@ def release_embeddings(
 
 
 def estimation_weights(counts: Tensor, mechanism: ClippedSum, width: int, reads: int) -> Tensor:
-    """What to multiply a released sum / N by to estimate a class's mean move from its centre, (C, 1).
+    """Factors that turn a released sum / N into an estimate of each class's mean move from its centre, (C, 1).
 
     A noised sum is n m + z C e with |m| about C and e standard normal in ``width`` dimensions; the
     linear estimate of least squared error over ``reads`` such sums is the sum times

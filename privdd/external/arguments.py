@@ -63,7 +63,7 @@ TARGET_USAGE = """usage: python -m privdd.audit target.model=MODULE:CLASS target
 
 @dataclass(frozen=True)
 class TargetArguments:
-    """What was typed. files, names, counts: by their key without "target."; args: of the model's class, or of a generator of ``RECIPES``."""
+    """The parsed arguments. files, names, counts: by their key without "target."; args: of the model's class, or of a generator of ``RECIPES``."""
 
     given: dict[str, Any]
     args: dict[str, Any] = field(default_factory=dict)

@@ -67,7 +67,7 @@ class CapturedUpdates:
     kind: str
 
     def captures_of_client(self, client: int) -> tuple[Capture, ...]:
-        """Those of one client. Raises BadConfig where there are none."""
+        """The captures of one client. Raises BadConfig if there are none."""
         mine = tuple(one for one in self.captures if one.client == client)
         if not mine:
             known = ", ".join(str(k) for k in sorted({one.client for one in self.captures}))
@@ -161,7 +161,7 @@ class LocalTraining:
                 object.__setattr__(self, name, check_integer(f"target.{name}", getattr(self, name), 1))  # 12.0 is 12
 
     def attack_settings(self) -> dict[str, Any]:
-        """As attacks know them; a single step of rate one where nothing is said."""
+        """The local settings that attacks assume; a single step of rate one by default."""
         return {
             "lr": self.lr or 1.0, "local_steps": self.steps or 1, "momentum": self.momentum, "batch_size": self.batch,
         }  # fmt: skip

@@ -111,7 +111,7 @@ class CoinGame:
         return self.masks[0]
 
     def shadow_set(self, world: int) -> LabelledRecords:
-        """What shadow model ``world`` is trained on, at least 1."""
+        """The training records of shadow model ``world``, at least one."""
         picked = self.masks[world]
         x = torch.cat([self.rest.x, self.records.x[picked]])
         return LabelledRecords(x, torch.cat([self.rest.y, self.records.y[picked]]), self.rest.form, self.rest.names)
@@ -384,7 +384,7 @@ def _list_doubts(
 
 
 def _near_copy_doubts(train: LabelledRecords, heldout: LabelledRecords) -> list[str]:
-    """That held-out records are nearly training records, more often than training records are nearly each other; as a
+    """The doubt that held-out records nearly equal training records more often than training records nearly equal each other, as a
     second sentence what follows where these are many. Of the first records of each file, so that it costs little."""
     own, other = fill_gaps(train.x[:MOST_AMONG], heldout.x[:MOST_COMPARED])
     if len(own) < 2 * MIN_RECORDS or len(other) < MIN_RECORDS:

@@ -63,7 +63,7 @@ class Predictor:
         return self.to_logits(self.query_outputs(x), classes)
 
     def query_outputs(self, x: Tensor) -> NDArray[Any]:
-        """What the model gives for all records: numbers (n,) or (n, C), or labels (n,). Raises BadConfig."""
+        """The model's outputs for all records: numbers (n,) or (n, C), or labels (n,). Raises BadConfig."""
         parts = [self._query_batch(part) for part in x.split(QUERY_BATCH)]
         if len({part.shape[1:] for part in parts}) > 1:
             raise BadConfig(f"{self.key}: gives numbers for another set of classes from one batch to the next")
@@ -215,7 +215,7 @@ def _infer_classes(key: str, answers: NDArray[Any], labels: list[NDArray[Any]]) 
 
 
 def _describe_high_label(labels: Tensor, known: int) -> str:
-    """What is wrong with labels that are not all below ``known``, and what to do."""
+    """The error text for labels that are not all below ``known``, with advice."""
     low, high = int(labels.min()), int(labels.max())
     said = f"labels go up to {high} (0 is the first)" if low >= 0 else f"labels go down to {low} (0 is the first)"
     if low == 1 and high == known:
@@ -235,7 +235,7 @@ def _class_order(model: Any, key: str) -> NDArray[Any] | None:
 
 
 def infer_output_kind(answers: NDArray[Any], key: str, classes: int, method: str = "") -> OutputKind:
-    """What numbers (n,) or (n, C) are. Raises BadConfig for one number a record where there are more than two classes."""
+    """The kind of output that numbers (n,) or (n, C) are. Raises BadConfig for one number a record where there are more than two classes."""
     if answers.dtype.kind not in "biuf" or (answers.ndim == 1 and answers.dtype.kind in "biu"):
         if answers.ndim == 2:
             raise BadConfig(f"{key}: gives {answers.dtype} {answers.shape}; finite numbers (b, C), or (b,), are needed")
@@ -443,7 +443,7 @@ def read_weights(path: Path) -> Mapping[str, Tensor] | list[Tensor]:
 
 
 def _unwrap_state_dict(found: Any) -> Any:
-    """What lies below the keys that training scripts use; a model may have a part of such a name itself."""
+    """The state dict below the keys that training scripts use; a model may have a part of such a name itself."""
     for _ in range(MAX_WRAPPERS):
         inside = [
             found[key]

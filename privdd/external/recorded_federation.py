@@ -79,7 +79,7 @@ class ClaimedLimit(StatedLimit):
 
 
 def find_claimed_limit(recording: Recording, node: int, stated: Mapping[str, Any]) -> StatedLimit:
-    """What was typed as ``stated.*``, else what a component claims of the client's updates, else nothing."""
+    """The limit typed as ``stated.*``, else the one that a component claims for the client's updates, else none."""
     if stated:
         return parse_stated_limit(stated)
     ledger = recording_ledger(recording)
@@ -230,7 +230,7 @@ def _model_outputs(model: nn.Module, records: LabelledRecords) -> Tensor:
 def _model_view(
     surface: Surface, adversary: Adversary, model: nn.Module, game: CoinGame, keys: Keys, delta: float, **more: Tensor
 ) -> View:
-    """What the model that is loaded says of the audited records. more: further signals, (n,)."""
+    """The loaded model's signals of the audited records. more: further signals, (n,)."""
     predict: Predictor = build_predictor(model, "target.model")
     records, reference = game.records, game.reference
     classes = predict.count_classes(records.x, torch.cat([records.y, reference.y]))
@@ -284,7 +284,7 @@ def _attacks_on_view(view: View, confidence: float) -> dict[str, MembershipAttac
 
 
 def _held_artifacts(recording: Recording, replies: Sequence[RecordedMessage]) -> Iterator[HeldArtifact]:
-    """What the server and everybody hold: the client's replies, as client 0 in rounds from 0, and the final model."""
+    """The artifacts that the server and the public hold: the client's replies, as client 0 in rounds from 0, and the final model."""
     for round, reply in enumerate(replies):
         yield HeldMessage(
             Surface.UPDATE, "update", reply.read_arrays(), round, 0, _protection_note(reply.heading.claims)

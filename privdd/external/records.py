@@ -24,7 +24,7 @@ MAX_DENSE_NUMBERS = 2**28  # numbers of a sparse matrix that are written out: 2 
 
 @dataclass(frozen=True)
 class RecordColumn:
-    """Of a table. values: what codes 0, 1, ... stand for, in a column of text or kinds; None in one of numbers."""
+    """A column of a table. values: what codes 0, 1, ... stand for, in a column of text or kinds; None in one of numbers."""
 
     name: Any
     dtype: Any
@@ -75,7 +75,7 @@ class LabelledRecords:
 
     @property
     def record_shape(self) -> tuple[int, ...]:
-        """Of one record."""
+        """The shape of one record."""
         return tuple(self.x.shape[1:])
 
     @property
@@ -335,7 +335,7 @@ def _scale_bytes(values: NDArray[Any]) -> Tensor:
 
 
 def _one_hot_hint(labels: NDArray[Any]) -> str:
-    """What to do with labels that have a column for each class."""
+    """Advice for labels that have a column for each class."""
     if labels.ndim != 2 or labels.dtype.kind not in "biuf":
         return ""
     hot = ((labels == 0) | (labels == 1)).all() and (labels.sum(1) == 1).all()
@@ -350,7 +350,7 @@ def _describe_bad_label(labels: NDArray[Any]) -> str:
 
 
 def _locate_first(wrong: NDArray[Any]) -> str:
-    """Where the first value lies that is wrong."""
+    """The position of the first invalid value."""
     return f"a value of record {int(np.argmax(wrong.reshape(len(wrong), -1).any(1)))} (from 0)"
 
 

@@ -118,7 +118,7 @@ class HeldArtifact:
 
 @dataclass(frozen=True)
 class ExternalAudit:
-    """What an audit of a target found. about: what the manifest says of the target; target: what findings.json says of it (``membership_game``)."""
+    """The result of the audit of a target. about: what the manifest says of the target; target: what findings.json says of it (``membership_game``)."""
 
     name: str
     data: str

@@ -312,7 +312,7 @@ def _ladder_of(row: FindingRow) -> KnowledgeLadder | None:
 
 
 def _best_rung(results: list[dict[str, object]]) -> dict[str, object]:
-    """Of what an attacker reaches with all it knows, and with less: who knows more can leave that aside."""
+    """The best result of an attacker and of all who know less: whoever knows more can ignore it."""
 
     def rung_success(values: dict[str, object]) -> tuple[float, float]:
         step = _ladder_step("", values)

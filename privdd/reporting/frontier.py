@@ -44,7 +44,7 @@ class Setting:
 
     @property
     def accuracies(self) -> tuple[float, ...]:
-        """Of the runs that trained a model: none if all diverged, or are audits of external scores."""
+        """The accuracies of the runs that trained a model: none if all diverged, or are audits of external scores."""
         return tuple(utility.accuracy for utility in self._used if utility.diverged is None)
 
     @property
@@ -212,12 +212,12 @@ class FrontierPlace:
 
     @property
     def beaten_by(self) -> str:
-        """As the page says it: one seed does not tell how far another one would be."""
+        """The dominating setting as the page names it, with a mark where a single seed cannot show the spread."""
         return self.dominated and self.dominated + (" (one seed)" if len(self.setting.accuracies) == 1 else "")
 
 
 def trust_of_config(config: Mapping[str, Any]) -> str:
-    """What the server saw; local in runs of earlier versions."""
+    """The trust setting of a run; "local" in runs of earlier versions."""
     node = config.get("trust")
     return str(node.get("name", "local")) if isinstance(node, Mapping) else "local"
 

@@ -64,7 +64,7 @@ class PictureAlbum:
 
     @property
     def typical(self) -> str:
-        """What the finding says of all its pictures: medians, or means in files of earlier versions and of features."""
+        """The finding's summary of all its pictures: medians, or means in files of earlier versions and for features."""
         seen, base = self.row.pictures, finding_selection.blind_guess_psnr(self.row)
         guess = seen.guess if seen else base
         said = (

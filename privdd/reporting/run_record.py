@@ -26,7 +26,7 @@ EXPOSED = ("exposed", "exposed_label")
 
 @dataclass(frozen=True)
 class StoredEvidence:
-    """What was stored of one attack: scores (m,), members (m,) bool, blind (m,), pictures (b, c, h, w).
+    """The stored evidence of one attack: scores (m,), members (m,) bool, blind (m,), pictures (b, c, h, w).
 
     record, world: (m,) labels of scores that may be correlated (world: the replay); the ROC's band
     then allows for it. exposed (b, c, h, w), exposed_label (b,): the most exposed records themselves, where they are kept.

@@ -80,7 +80,7 @@ class Origin:
 
 @dataclass
 class Looks:
-    """What a row has to know of its file: at how many rates the page looks for an attack that works, and the unit of
+    """The context of a row in its file: at how many rates the page looks for a successful attack, and the unit of
     privacy. No part of what the row says, so any two are equal."""
 
     count: int = field(default=1, compare=False)
@@ -236,7 +236,7 @@ class Utility(Part):
 
 
 class Target(Part):
-    """What was brought from outside, and the records it is audited with.
+    """An external target and the records that it is audited with.
 
     training, heldout: how many there are; repeated, repeated_heldout: those that equal an earlier record of their file;
     shared: held-out records that equal a training record. copies_together: an audited record stands for all its copies, so

@@ -88,7 +88,7 @@ def _limit_sentences(rows: Iterable[FindingRow]) -> list[str]:
 
 
 def weak_noise_sentences(rows: Iterable[FindingRow]) -> list[str]:
-    """Of what has noise and still no limit: that a test of the noise itself showed a large epsilon."""
+    """Sentences on a large epsilon that a test of the noise itself showed, for artifacts with noise and no limit."""
     best = finding_selection.largest_bound_finding(r for r in rows if r.family == "guarantee")
     if best is None or finding_selection.epsilon_bound(best) <= LARGE_EPSILON:
         return []
@@ -106,7 +106,7 @@ def _membership_leaks(rows: Iterable[FindingRow]) -> list[str]:
 
 
 def membership_phrase(best: MembershipResult, brief: bool = False) -> str:
-    """What the strongest attack does, after "can": one wording for decision, table, sentence and card.
+    """The strongest attack's result as words after "can": the one wording of decision, table, sentence and card.
 
     brief: without intervals and single records.
     """
@@ -150,7 +150,7 @@ def _picture_leaks(rows: Iterable[FindingRow]) -> list[str]:
 
 
 def picture_phrase(row: FindingRow, brief: bool = False) -> str:
-    """What a reconstruction does, after "can": one wording for decision, table, sentence and card. brief: for the table."""
+    """A reconstruction's result as words after "can": the one wording of decision, table, sentence and card. brief: for the table."""
     seen, base, closer = row.pictures, finding_selection.blind_guess_psnr(row), finding_selection.rebuilds_records(row)
     if seen is None:  # of an earlier version: means alone
         guess = f" (the best guess without it {format_number(base)} dB)" if base is not None else ""
@@ -269,7 +269,7 @@ def _surface_line(row: SurfaceRow, findings: Findings) -> SurfaceLine:
 
 
 def _stated_epsilon(rows: list[FindingRow]) -> float | None:
-    """What the surface promises as a whole; the statement that was broken, where one was.
+    """The ε stated for the whole surface, or the statement that was broken, if one was.
 
     Guarantee tests hold each mechanism behind a surface to its own part of the epsilon.
     """
@@ -305,7 +305,7 @@ def _worst_phrases(rows: Sequence[FindingRow]) -> list[str]:
 
 
 def _crafted_record_note(rows: list[FindingRow]) -> list[str]:
-    """Where the ε that was shown is of a record made for the test: it speaks of none that attackers looked for."""
+    """The note that the shown ε holds for a record crafted for the test, and not for the audited records."""
     best = finding_selection.largest_bound_finding(rows)
     if best is None or best.family != "guarantee" or not finding_selection.epsilon_bound(best):
         return []
@@ -347,7 +347,7 @@ def utility_note(config: Mapping[str, Any]) -> str:
 
 
 def target_marks(findings: Findings) -> list[str]:
-    """What has to be known of a target's files before anything else: doubts first."""
+    """Warnings about a target's files, the doubts first."""
     target = findings.target
     return [*target.doubts, *target.notes] if target else []
 

@@ -262,7 +262,7 @@ LATTICE = (
 
 
 def page_limits(privacy: Privacy) -> list[str]:
-    """What a page on such a run cannot say."""
+    """The limits of what a page on such a run can say."""
     return [*_LIMITS, *([LATTICE] if privacy.noise else [])]
 
 
@@ -296,7 +296,7 @@ EARLIER_RULES = (
 
 
 def earlier_rules_note(findings: Findings) -> list[str]:
-    """That a run with a limit was judged without the verdict "untested"; none for a run of today."""
+    """The note that a run with a limit was judged before the verdict "untested" existed; none for a current run."""
     limited = findings.verdict != "unprotected" or any(math.isfinite(row.epsilon.best) for row in findings.surfaces)
     return [EARLIER_RULES.format(version=findings.run.version)] if limited and not findings.lists_untested else []
 
@@ -315,10 +315,10 @@ def is_simulation_noise(privacy: Privacy) -> bool:
 
 
 def noise_source_text(noise: NoiseRow) -> str:
-    """Where the noise came from, in words."""
+    """The source of the noise, in words."""
     return SOURCE[noise.source] + (", the same in every run with this seed" if noise.paired else "")
 
 
 def comparison_warnings(runs: Iterable[Privacy]) -> list[str]:
-    """What is to be said of runs that are shown side by side."""
+    """Warnings about runs that are shown side by side."""
     return [SEVERAL] if sum(one.noise is not None and one.noise.paired for one in runs) > 1 else []

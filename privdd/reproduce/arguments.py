@@ -33,7 +33,7 @@ MOST_JOBS = 256
 
 @dataclass(frozen=True)
 class ReproduceArguments:
-    """What was typed. name: an entry, or list, all, overview or privacy."""
+    """The parsed arguments. name: an entry, or list, all, overview or privacy."""
 
     name: str
     scale: str = "small"

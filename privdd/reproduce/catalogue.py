@@ -86,7 +86,7 @@ def paper_details() -> Mapping[str, Mapping[str, Any]]:
 
 
 def scale_overrides(entry: PaperEntry, scale: str, row: str = "", column: Sequence[str] = ()) -> tuple[str, ...]:
-    """What a scale sets: the preset, the paper's own scale, what one method or a column's setting needs, the entry's own last."""
+    """The overrides of a scale: preset, the paper's own scale, those of one method or of a column's setting, and last the entry's own."""
     family = _read_catalogue()["scales"][scale]
     method = next((items for start, items in family.get("rows", {}).items() if starts_with_words(row, start)), ())
     where = (item for setting, items in family.get("where", {}).items() if setting in column for item in items)

@@ -40,7 +40,7 @@ HOLDS_HERE, FAILS_HERE, UNDECIDED = "holds here", "does not hold", "undecided"
 
 
 class ClaimEvidence(Protocol):
-    """What a test may ask for."""
+    """The results that a test may ask for."""
 
     def audit_findings(self, name: str) -> dict[str, Any]:
         """findings.json of one of the small audits (``audit_runs.AUDITS``)."""
@@ -138,7 +138,7 @@ def _compare_methods(
 
 
 def decide_fedfed_raw(evidence: ClaimEvidence) -> ClaimVerdict:
-    """What fedfed.figure11 says of features against whole images."""
+    """Features against whole images, from the results of fedfed.figure11."""
     column = evidence.entry_results("fedfed.figure11")["columns"][0]
     said = next(one for one in column["text"] if one["worse"] == "algo=fedfed_raw")
     p = "one seed" if said["p"] is None else f"p {said['p']:.2g}"
@@ -153,7 +153,7 @@ FEATURE_SHARE = 0.3  # rho
 
 
 def release_epsilon(sigma: float, sensitivity: float, delta: float = DELTA) -> float:
-    """Of one Gaussian release, by the accountant."""
+    """The accounted epsilon of one Gaussian release."""
     return accounted(dpa.GaussianDpEvent(sigma / sensitivity), delta)
 
 
@@ -348,7 +348,7 @@ AUDITS = {
 
 
 def audit_folder_name(name: str) -> str:
-    """Another one where any setting of the audit has another value now, so that no finding of earlier settings is used."""
+    """The name changes with every setting of the audit, so that no finding under other settings is used."""
     config = config_of("audit", *AUDITS[name], *SMALL_AUDIT)
     return (
         f"{name}-{config_digest(config, [to_plain_settings(config[part]) for part in ('audit', 'attack', 'capture')])}"

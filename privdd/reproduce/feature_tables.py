@@ -47,7 +47,7 @@ AnalysisOutput = tuple[list[ExtraTable], list[Plot]]  # what an analysis adds to
 
 
 def feature_tables(cells: Sequence[PaperCell], seeds: Sequence[int], folder: Path) -> list[ExtraTable]:
-    """Of the first cell, over seeds; what was measured before is read from ``folder``."""
+    """The tables of the first cell over seeds; earlier measurements are read from ``folder``."""
     found = []
     for seed in seeds:
         file = folder / f"feature-kinds-{cells[0].folder_name(seed)}.json"

@@ -38,7 +38,7 @@ from privdd.training.sgd import evaluate_model, predict_logits
 
 
 def plot_curves(column: TableColumn) -> list[Plot]:
-    """None where no row of the column was trained."""
+    """Accuracy by rounds and by bytes; no plots if no row of the column was trained."""
     rows = [row for row in column.rows if row.curves]
     if not rows:
         return []
@@ -134,7 +134,7 @@ def surrogate_analysis(cells: Sequence[PaperCell], seeds: Sequence[int], rows: P
 
 
 def _change_correlation(real: NDArray[np.float64], synthetic: NDArray[np.float64]) -> float:
-    """Of the changes from the centre, over all directions and distances above 0."""
+    """The correlation of the changes from the centre, over all directions and distances above 0."""
     a, b = ((one - one[:, :1])[:, 1:].ravel() for one in (real, synthetic))
     return float(np.corrcoef(a, b)[0, 1]) if a.std() > 0 and b.std() > 0 else 0.0
 
@@ -221,7 +221,7 @@ def record_features(row: StoredRow) -> list[Points]:
 
 
 def virtual_image_features(row: StoredRow) -> list[Points]:
-    """The same of each client's virtual images, each class's share of them."""
+    """Features of each client's virtual images, each class in proportion."""
     sets = []
     for client in range(len(row.experiment.shards)):
         images, _ = row.virtual_images(client)
@@ -231,7 +231,7 @@ def virtual_image_features(row: StoredRow) -> list[Points]:
 
 
 def _mean_of_known(values: Sequence[float]) -> float:
-    """Of those that are known; NaN where none is."""
+    """The mean of the known values; NaN if there are none."""
     known = [value for value in values if not math.isnan(value)]
     return float(np.mean(known)) if known else math.nan
 

@@ -70,7 +70,7 @@ class OverviewLine:
 
 
 def collect_lines(folder: Path) -> list[OverviewLine]:
-    """Of every entry of the catalogue, in the papers' order, with progress: each row's settings are composed anew, which
+    """The lines of every entry of the catalogue, in the papers' order, with progress: each row's settings are composed anew, which
     takes a minute for all of them. folder: OUT/SCALE."""
     found: list[OverviewLine] = []
     with show_progress("overview", len(load_catalogue())) as bar:
@@ -98,7 +98,7 @@ def write_overview(folder: Path) -> Path:
 
 
 def format_markdown(found: list[OverviewLine]) -> str:
-    """The same as a table, without what was not run."""
+    """The lines as a Markdown table, without entries that were not run."""
     rows = [
         f"| {one.entry} | {one.column} | {one.statement} | {one.verdict} | {one.detail} | `{one.command}` |"
         for one in found

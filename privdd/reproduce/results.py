@@ -160,7 +160,7 @@ class SettingDifference:
 
 
 def setting_differences(entry: PaperEntry, made: Sequence[PaperCell]) -> list[SettingDifference]:
-    """Of all cells, those of one key and two values together. A copy of the model within a method is not named again."""
+    """The differing settings of all cells, grouped by key and values. A copy of the model within a method is not named again."""
     found: dict[tuple[str, str, str], list[str]] = {}
     values: dict[tuple[str, str, str], tuple[Any, Any]] = {}
     for cell in made:
@@ -185,12 +185,12 @@ def _is_model_copy(key: str, settings: dict[str, Any], value: Any) -> bool:
 
 
 def lasting_differences(entry: PaperEntry) -> list[dict[str, str]]:
-    """What differs at every scale: what, paper, direction."""
+    """The differences at every scale: what, paper, direction."""
     return list(paper_details()[entry.paper]["deviations"])
 
 
 def describe_stand_in(entry: PaperEntry, scale: str) -> str:
-    """What the data stand in for, "" where they are the paper's."""
+    """The note on stand-in data; "" where the data are the paper's."""
     paper = paper_block(entry.experiment)
     parts = [paper["stand_in"], "" if scale == "paper" else paper["offline"]["note"]]
     return "; ".join(part for part in parts if part)

@@ -45,7 +45,7 @@ class PaperCell:
     overrides: tuple[str, ...]
 
     def folder_name(self, seed: int) -> str:
-        """The same for two cells that are the same training, so that it is done once; another where a setting that is
+        """Equal for two cells with the same training, so that it is done once; different where a setting that is
         not typed here has another value now, so that no row of earlier settings is shown as one of today's."""
         config = row_config(self.overrides, seed)
         return f"{path_safe_text(self.row)}-seed{seed}-{config_digest(config, config.capture)}"
@@ -91,13 +91,13 @@ def full_scale_cell(entry: PaperEntry, cell: PaperCell) -> PaperCell:
 
 
 def device_overrides(device: str) -> tuple[str, ...]:
-    """What all rows of an entry are given for it."""
+    """The overrides of all rows of an entry for this device."""
     return () if device == "cpu" else (f"device={device}",)
 
 
 @lru_cache(maxsize=256)
 def settings_digest(name: str, scale: str, device: str) -> str:
-    """Another one where any setting of any of the entry's rows has another value now."""
+    """A digest of all settings of all rows of the entry."""
     return short_digest(cell.folder_name(0) for cell in paper_cells(find_entry(name), scale, device_overrides(device)))
 
 
@@ -145,7 +145,7 @@ class StoredRow:
 
     @property
     def global_state(self) -> State:
-        """Of the global model at the end."""
+        """The state of the final global model."""
         return unpack("model", self.progress.server)
 
     def feature_map(self) -> Embed:
@@ -165,7 +165,7 @@ class StoredRow:
 
 
 def load_stored_row(cell: PaperCell, seed: int, rows: Path) -> StoredRow | None:
-    """None where the row was not trained to its end. Raises DamagedRun, one line, for a damaged folder."""
+    """The finished row, or None if its training did not finish. Raises DamagedRun, one line, for a damaged folder."""
     folder = rows / cell.folder_name(seed)
     if not (folder / "training.json").is_file():
         return None

@@ -68,7 +68,7 @@ def seal_folder(folder: Path) -> None:
 
 
 def seal_page(folder: Path) -> None:
-    """The same for a page that was drawn anew; a folder that was never sealed stays so."""
+    """Seal a page that was drawn anew; a folder that was never sealed stays unsealed."""
     manifest = _read_manifest(folder)
     if FILES_KEY in manifest:
         drawn = {name: file_sha256(folder / name) for name in sorted(list_plain_files(folder)) if is_page_file(name)}
@@ -76,7 +76,7 @@ def seal_page(folder: Path) -> None:
 
 
 def plotting_library() -> str:
-    """What draws a page's figures, with its version: another one draws other bytes."""
+    """The plotting library with its version: another version draws other bytes."""
     return f"matplotlib {version('matplotlib')}"
 
 
@@ -97,7 +97,7 @@ def compute_seal(manifest: Mapping[str, Any]) -> str:
 
 
 def signed_bytes(manifest: Mapping[str, Any]) -> bytes:
-    """What a signature covers: all of the manifest but what changes when the page is drawn anew."""
+    """The signed part of the manifest: everything but the entries that change when the page is drawn anew."""
     return _canonical_json({k: v for k, v in manifest.items() if k not in (SEAL_KEY, PAGE_KEY, PLOTTING_KEY)})
 
 

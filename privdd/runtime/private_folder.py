@@ -18,7 +18,7 @@ LOOKED_AT = 10_000  # folders below a private one, at most
 
 
 def state_folder() -> Path:
-    """Where programs keep what is theirs and no part of anybody's work: $XDG_STATE_HOME/privdd."""
+    """The folder for privdd's own state, outside all projects: $XDG_STATE_HOME/privdd."""
     return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "privdd"
 
 

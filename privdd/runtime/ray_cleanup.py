@@ -31,7 +31,7 @@ def start_watcher(word: str) -> None:
 
 
 def find_descendants(run: psutil.Process, word: str) -> set[psutil.Process]:
-    """What comes from those children, themselves too. A process is known by its number and its start."""
+    """The descendants of these children, and the children themselves. A process is known by its number and its start."""
     found = set()
     with contextlib.suppress(psutil.Error):  # one is gone meanwhile: the next look sees the others
         for child in run.children():
@@ -41,7 +41,7 @@ def find_descendants(run: psutil.Process, word: str) -> set[psutil.Process]:
 
 
 def wait_for_run_end(run: psutil.Process, word: str) -> set[psutil.Process]:
-    """What had been started when the run ended. An agent loses its parent then, so it has to be known before."""
+    """The processes started by the end of the run. An agent loses its parent then, so it has to be known before."""
     started: set[psutil.Process] = set()
     while not select.select([sys.stdin], [], [], CHECK_SECONDS)[0]:
         started = {one for one in started | find_descendants(run, word) if one.is_running()}

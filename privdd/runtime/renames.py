@@ -89,7 +89,7 @@ def use_current_names(config: Any) -> Any:
 
 
 def use_original_names(config: Any) -> Any:
-    """The same under the oldest names known."""
+    """The settings under the oldest known names."""
     back = {RENAMED[old]: {new: key for key, new in keys.items()} for old, keys in RENAMED_KEYS.items()}
     return _rename_nodes(config, ORIGINAL, back)
 

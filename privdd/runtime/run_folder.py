@@ -89,7 +89,7 @@ class RunFolder:
     path: Path
 
     def artifact_file(self, round: int, client: int) -> Path:
-        """What a client sent; a negative number: the sum over the clients of a round."""
+        """The file of a client's messages; for a negative number, of the sum over the clients of a round."""
         name = f"client_{client}" if client >= 0 else "sum"
         return self.path / "artifacts" / f"round_{round:03d}" / f"{name}.safetensors"
 
@@ -147,7 +147,7 @@ DECIDING_LIBRARIES = ("torch", "numpy")
 
 
 def library_versions() -> dict[str, str]:
-    """Of this process. processor: with the instructions that torch's kernels use."""
+    """Versions of this process's libraries. processor: with the instructions that torch's kernels use."""
     kernels = torch.backends.cpu.get_cpu_capability()
     return {
         "torch": str(torch.__version__),

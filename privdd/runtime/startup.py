@@ -82,7 +82,7 @@ def start_forkserver(modules: Sequence[str], device: str) -> bool:
 
 
 def worker_context() -> BaseContext | None:
-    """What starts workers: forks of that process once it was started, else None: each from nothing."""
+    """The context that starts workers: forks of the fork server if it was started, else None (each from scratch)."""
     return multiprocessing.get_context(FORKSERVER) if _preloaded_modules else None
 
 

@@ -84,7 +84,7 @@ def draw_faults(seed: int, count: int, profiles: Sequence[FaultProfile]) -> list
 
 
 def select_faults(names: str) -> list[Fault]:
-    """Of "all" (that have a name), "none" or "drawn", or of names and points of the grid with commas between them. Raises BadConfig
+    """The faults of "all" (that have a name), "none" or "drawn", or of names and grid points separated by commas. Raises BadConfig
     for one that is not there."""
     wanted = list(NAMED_FAULTS) if names == "all" else [] if names in ("none", DRAWN_NAME) else names.split(",")
     found = {name: NAMED_FAULTS.get(name) or fault_at_point(name) for name in wanted}

@@ -109,7 +109,7 @@ def _patch_local(change: Callable[[Work, State, Shard], Work]) -> Patch:
 
 
 def _patch_upload(change: Callable[[Upload, Shard], Upload]) -> Callable[[FaultMoment], Patch]:
-    """What is sent changed, where the fault is in force."""
+    """Change the upload where the fault is in force."""
     return lambda moment: _patch_local(
         lambda work, memory, shard: (change(work[0], shard), work[1]) if moment.is_active(1) else work
     )
@@ -305,7 +305,7 @@ def _use_clean_value(honest: Any, self: Any, name: str, contributions: Tensors, 
 
 
 def _patch_send(change: Callable[[channel.Channel, Upload, Any, Received], Received]) -> Patch:
-    """What the server receives, after the rows were written."""
+    """Change the received messages after the ledger rows were written."""
 
     @wrap_functions("send", channel.Channel)
     def send_changed(honest: Any, self: channel.Channel, upload: Upload, ctx: Any) -> tuple[Received, list[Any]]:

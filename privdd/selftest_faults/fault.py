@@ -145,7 +145,7 @@ PROFILES = {
 
 
 def select_profiles(names: str) -> list[FaultProfile]:
-    """Of "all", or of names with commas between them. Raises BadConfig for a name that is not there."""
+    """The profiles of "all", or of names separated by commas. Raises BadConfig for an unknown name."""
     wanted = list(PROFILES) if names == "all" else names.split(",")
     unknown = sorted(set(wanted) - set(PROFILES))
     if unknown:
@@ -330,7 +330,7 @@ def wrap_functions(name: str, *places: Any) -> Callable[[Callable[..., Any]], Pa
 
 
 def combine_patches(*plants: Patch) -> Patch:
-    """All of them at once."""
+    """All patches applied together."""
 
     @contextmanager
     def plant_all() -> Iterator[None]:

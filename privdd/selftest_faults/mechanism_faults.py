@@ -48,7 +48,7 @@ def _remove_own_bound(honest: Any, weight: Any, rows: Any, y: Any, longest: Any 
 
 
 def _patch_factors(made: FactorRule) -> Patch:
-    """What each record is multiplied by: (norms (n,), clip norm) -> (n,). Sums are then counted in 64 bits."""
+    """Change the factor of each record: (norms (n,), clip norm) -> (n,). Sums are then counted in 64 bits."""
     under = Lattice.under
     roomy = staticmethod(lambda std, norm: replace(under(std, norm), largest=MAX_STEPS))
     places = ((clipping, "clip_factors", made), (gaussian_features, "clip_factors", made), (Lattice, "under", roomy))
@@ -115,7 +115,7 @@ def _divide_by_count(honest: Any, self: ClippedSum, value: Tensors, noise: Noise
 
 
 def _patch_contributions(change: RowChange) -> Patch:
-    """What records contribute, changed for all of them at once: rows (n, ...) -> (n, ...)."""
+    """Change the contributions of all records at once: rows (n, ...) -> (n, ...)."""
 
     def change_rows(honest: Any, *given: Any) -> Tensor:
         return change(honest(*given))
@@ -272,7 +272,7 @@ def _drop_origin(row: LedgerRow) -> LedgerRow:
 
 
 def _patch_by_count(tells: Callable[[Output, int], Output]) -> Patch:
-    """What a clipped sum states, changed by how many records came."""
+    """Change the statement of a clipped sum by the number of records."""
 
     @wrap_functions("__call__", ClippedSum)
     def call_mechanism(honest: Any, self: ClippedSum, value: Tensors, noise: Noise) -> Output:

@@ -174,7 +174,7 @@ MISSED_CELL, ERROR_CELL, ABSENT_CELL, UNTRIED_CELL = "MISSED", "ERROR", "–", "
 
 
 def outcome_word(outcome: TrialOutcome) -> str:
-    """What a cell says: the tier that caught the fault, or that none did."""
+    """The text of a cell: the tier that caught the fault, or that none did."""
     if outcome.is_caught:
         return outcome.tiers[0]
     if outcome.error:
@@ -202,7 +202,7 @@ def save_outcomes(file: Path, outcomes: Sequence[TrialOutcome]) -> None:
 
 
 def load_outcomes(file: Path) -> list[TrialOutcome]:
-    """What an earlier self-test found. Raises BadConfig for a file that is none of its own."""
+    """The outcomes of an earlier self-test. Raises BadConfig for a file that is none of its own."""
     data = read_json(file)
     try:
         names = {f.name for f in fields(TrialOutcome)}

@@ -60,7 +60,7 @@ def _scale_draws(size: float, where: Callable[[Keys], bool] = lambda keys: True)
 
 
 def _path_value(keys: Keys, name: str) -> str:
-    """What follows a name in the path of a client's stream: ("round", 1, "client", 0, ...)."""
+    """The value after a name in the path of a client's stream: ("round", 1, "client", 0, ...)."""
     return keys.path[keys.path.index(name) + 1] if name in keys.path else ""
 
 

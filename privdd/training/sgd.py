@@ -105,7 +105,7 @@ class JointForward:
         return own
 
     def shared_logits(self) -> Tensor:
-        """Of the shared batch (b, C); in a pass of their own where the loss made none."""
+        """Logits of the shared batch (b, C), from an extra forward pass if the loss computed none."""
         if self.shared is None and self.waiting is not None:
             self.waiting, self.shared = None, self.net.features(self.waiting)
         return self.head(self.shared)
@@ -302,7 +302,7 @@ def local_adam(
 
 @dataclass(frozen=True)
 class ClientRound:
-    """What a client was sent, what it remembers, and its data: everything that its local training starts from."""
+    """A client's received messages, memory and data: everything that its local training starts from."""
 
     broadcast: Mapping[str, Tensors]
     memory: State
@@ -312,7 +312,7 @@ class ClientRound:
 
 @dataclass(frozen=True)
 class Trained:
-    """What local training ended with, and the parameters that it began with."""
+    """The result of local training, and the initial parameters."""
 
     start: Tensors
     params: State

@@ -47,7 +47,7 @@ def listed_digests(manifest: Mapping[str, Any]) -> dict[str, str]:
 
 
 def check_file_digests(folder: Path, manifest: Mapping[str, Any]) -> Iterator[Disagreement]:
-    """What is missing, changed, or there without being listed where privdd would read it."""
+    """Files that are missing or changed, and unlisted files that privdd would read."""
     listed, found = listed_digests(manifest), file_digests(folder)
     if manifest.get(SEAL_KEY) != compute_seal(manifest):
         yield Disagreement(MANIFEST, SEAL_KEY, str(manifest.get(SEAL_KEY))[:16], compute_seal(manifest)[:16])
@@ -62,7 +62,7 @@ def check_file_digests(folder: Path, manifest: Mapping[str, Any]) -> Iterator[Di
 
 
 def check_page_sources(folder: Path, manifest: Mapping[str, Any]) -> Iterator[Disagreement]:
-    """The same, of the files alone that a page or a comparison is drawn from."""
+    """The same check for the files alone that a page or a comparison is drawn from."""
     listed = listed_digests(manifest)
     needed = {name for name in listed if name in TOP_FILES or name.startswith("evidence/")}
     there = {name for name in TOP_FILES if (folder / name).is_file()}

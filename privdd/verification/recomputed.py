@@ -96,7 +96,7 @@ def accountant_pair(pair: EpsilonPair) -> dict[str, float]:
 
 
 def _check_reconstruction(findings: Findings, ledger: Ledger) -> Iterator[Disagreement]:
-    """What a claim would allow is left to the claim; files of earlier versions have none of it."""
+    """The reconstruction rows but for the claimed rates; files of earlier versions have none."""
     if findings.privacy.reconstruction is not None:
         stored = [row.model_dump(exclude={"claimed"}, exclude_none=True) for row in findings.privacy.reconstruction]
         yield from find_disagreements(FINDINGS_FILE, "privacy.reconstruction", stored, reconstruction_rows(ledger, []))
@@ -166,7 +166,7 @@ ROUNDING = 1e-3  # dB: means of single-precision numbers, in another order
 
 @dataclass(frozen=True)
 class RecomputedScores:
-    """What was found again: ``measures`` by name; without a key that cannot be found from the folder."""
+    """The recomputed ``measures`` by name, without keys that the folder cannot give."""
 
     measures: Mapping[str, Any]
     decisive: Mapping[str, Any]
@@ -200,7 +200,7 @@ def check_score_numbers(record: RunRecord) -> Iterator[Disagreement]:
 
 
 def told_of_records(record: RunRecord) -> frozenset[str] | None:
-    """What the file's version says of each most exposed record: None in earlier ones, which named none; others did not say
+    """The fields that the file's version has for each of the most exposed records: None in versions that named none; others did not say
     how often it is named while it is out. An emptied list is none of an earlier version."""
     worst = [row.worst_records for row in record.findings.findings if row.worst_records]
     if all("records" not in one.model_fields_set for one in worst):
@@ -356,7 +356,7 @@ def _check_budget(record: RunRecord, membership: int) -> Iterator[Disagreement]:
 def _recompute_external(
     worlds: Worlds, scores: Tensor, delta: float, confidence: float, seed: int, tests: int
 ) -> RecomputedScores:
-    """Of scores that someone brought: the bound at the confidence shared by all attacks decides."""
+    """Measures of external scores: the bound at the confidence shared by all attacks decides."""
     found = [
         membership_measures(scores, worlds, delta=delta, generator=np.random.default_rng(seed), confidence=level)[0]
         for level in (confidence, shared_confidence(confidence, tests))
@@ -416,7 +416,7 @@ def _check_certified(record: RunRecord, ledger: Ledger, every: list[Finding]) ->
 
 
 def stated_epsilon(record: RunRecord, ledger: Ledger | None, surface: str) -> float | None:
-    """What the ledger promises for a surface, or the one who brought scores; None where nothing is promised."""
+    """The ε stated for a surface by the ledger, or by whoever brought scores; None if none is stated."""
     if ledger is None:
         claims = record.findings.privacy.claims
         return claims[0].number if claims else None
@@ -425,7 +425,7 @@ def stated_epsilon(record: RunRecord, ledger: Ledger | None, surface: str) -> fl
 
 
 def _printed_epsilon(ledger: Ledger | None, finding: Finding, stated: float | None) -> float | None:
-    """What a row prints as stated: what follows from a promise to whole clients only where a bound breaks it."""
+    """The stated ε of a row; one that follows from a client-level statement is printed only if a bound breaks it."""
     whole = ledger is None or record_level_ledger(ledger) is ledger
     return stated if whole or (stated is not None and deciding_bound(finding) > stated) else None
 

@@ -87,7 +87,7 @@ def check_page(record: RunRecord) -> Iterator[Disagreement]:
 
 
 def other_plotting_library(record: RunRecord) -> str:
-    """What drew the page, where this machine has another version; else ""."""
+    """The plotting library of the page if this machine has another version; else ""."""
     drawn = record.manifest.get(PLOTTING_KEY)
     return "" if drawn in (None, plotting_library()) else str(drawn)[:60]
 
@@ -175,7 +175,7 @@ def _check_numbers(record: RunRecord, ledger: Ledger | None) -> Iterator[Disagre
 
 
 def _check_manifest(record: RunRecord) -> Iterator[Disagreement]:
-    """What the manifest, the config and the findings all say of the run."""
+    """Compare the seed and version in manifest, config and findings."""
     run, manifest, config = record.findings.run, record.manifest, record.config
     for name, value in (("seed", run.seed), ("version", run.version)):
         if name in manifest:
