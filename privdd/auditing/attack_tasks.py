@@ -98,7 +98,7 @@ class AttackJob:
 
 @dataclass(frozen=True)
 class AttackTerms:
-    """What all attacks of a run share. pictures: whether the most exposed records themselves are kept; device: where
+    """Settings that all attacks of a run share. pictures: whether the most exposed records themselves are kept; device: where
     attacks compute that can elsewhere than on the CPU."""
 
     keys: Keys

@@ -81,7 +81,7 @@ def _artifact_bytes(experiment: Experiment) -> int:
 
 
 def uploading_clients(plan: Plan, round: int) -> list[int]:
-    """Whose uploads the server is handed in a round: every client's that takes part, or their sum's alone."""
+    """The clients whose uploads the server receives in a round: every participant, or their sum alone."""
     there = plan.participants(round)
     return [SUM_CLIENT] if plan.trust.is_summed and there else there
 

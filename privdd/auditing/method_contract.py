@@ -174,7 +174,7 @@ def _batched_faults(trial: CheckedRound, sent: Upload, kept: State) -> Iterator[
 
 
 def _interference_faults(trial: CheckedRound, other: Shard) -> Iterator[str]:
-    """What is told of the records: with other images of the same labels, and with most of the records zeroed out."""
+    """Faults of messages that depend on the records: with other images of the same labels, and with most records zeroed out."""
     plan, shard = trial.plan, trial.shard
     sets = [shard.with_train(replace(shard.train, x=other.train.x))]
     sets += [zero_out_others(shard, shard.train.take(range(2 * len(shard.train) // 3, len(shard.train))))]

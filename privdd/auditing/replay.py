@@ -190,7 +190,7 @@ class ClientReplay:
         return None if found is None else [sent[self.chain[-1].round] for sent in found]
 
     def run_by_round(self) -> list[UploadsByRound] | None:
-        """The same for the last round and those of ``passing``, each world's by round."""
+        """The messages of the last round and of those in ``passing``, by round for each replay."""
         plans = [plan_of_replay(self.plan, world) for world in self.worlds]
         shards = [self.game.shard_of_replay(self.shard, world) for world in self.worlds]
         done = (

@@ -193,7 +193,7 @@ def _class_mean_alignment(adversary: AdversaryView, inside: Tensor, labels: Tens
 def _representation_signals(
     adversary: AdversaryView, name: str, value: Tensors, values: Mapping[str, Tensors]
 ) -> Mapping[str, Tensor]:
-    """As for images, in the space of the projection; the attacker is granted the client's own map.
+    """The signals of images, in the space of the projection; the attacker is granted the client's own map.
 
     Nothing can be read before a client has its own, unless projected records are as large as records.
     """

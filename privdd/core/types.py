@@ -112,7 +112,7 @@ class Received:
 
 @dataclass(frozen=True)
 class Problem:
-    """What everyone knows before training: record shape (c, h, w), classes, clients, rounds, device."""
+    """The public facts before training: record shape (c, h, w), classes, clients, rounds, device."""
 
     shape: tuple[int, int, int]
     classes: int

@@ -123,7 +123,7 @@ def labelled_images(cells: ClassCells, images: Tensor, world: int) -> tuple[Tens
 
 
 def build_uploads(cells: ClassCells, images: Tensor, name: str = "images") -> list[Upload]:
-    """What each world's client would send: its images under ``name`` and their labels."""
+    """The messages of the client in each replay: its images under ``name`` and their labels."""
     sets = [labelled_images(cells, images, world) for world in range(len(cells.slot))]
     return [{name: Artifact({"x": x}), "labels": Artifact({"y": y})} for x, y in sets]
 

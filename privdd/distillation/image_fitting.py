@@ -102,7 +102,7 @@ GRADIENT_SCALE = 1e6  # slopes are small numbers, and Adam adds a constant to th
 
 @dataclass(frozen=True)
 class GradientPath:
-    """Of T rounds: weights (T, C, d), at which mean gradients over all records (T, C, d) were released; count (C,): of
+    """The weights of T rounds, (T, C, d), at which mean gradients over all records (T, C, d) were released; count (C,): of
     records by class, noised; longest: to which each record's gradient was shortened (None: it was not)."""
 
     weights: Tensor

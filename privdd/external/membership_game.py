@@ -440,7 +440,7 @@ def add_constant(x: Tensor) -> Tensor:
 
 
 def _chance_of_gap(less: float, more: float, first: int, second: int) -> float:
-    """Of two shares of so many, drawn alike, to lie so far apart in this direction (two proportions, one-sided)."""
+    """The chance that two shares of the same distribution lie so far apart in this direction (two proportions, one-sided)."""
     both = (less * first + more * second) / (first + second)
     spread = math.sqrt(both * (1 - both) * (1 / first + 1 / second))
     return float(norm.sf((more - less) / spread)) if spread else 1.0

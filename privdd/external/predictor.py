@@ -327,7 +327,7 @@ PYTHON_HINT = (
 
 
 def load_target_model(name: str, args: Mapping[str, Any], weights: Path | None) -> tuple[Any, list[str]]:
-    """What ``module:Class`` makes with ``args``, with the weights of a file; or a function that predicts, as it is. And
+    """The model that ``module:Class`` builds with ``args`` and the weights of a file; or a function that predicts, as it is. And
     what a reader has to know of the weights.
 
     Raises BadConfig, one line: nothing of this name, a class that cannot be made, a network without weights.

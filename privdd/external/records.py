@@ -104,7 +104,7 @@ class LabelledRecords:
         return self.form.original_rows(self.x), torch.from_numpy(labels) if numbers else labels
 
     def number_labels(self, names: NDArray[Any], key: str) -> LabelledRecords:
-        """The same with labels as places in ``names``, the classes of a model. Raises BadConfig for a label that is none."""
+        """The records with labels as positions in ``names``, the classes of a model. Raises BadConfig for a label that is none."""
         place = {name: at for at, name in enumerate(names.tolist())}
         known, back = np.unique(self.original_labels(), return_inverse=True)
         unknown = [name for name in known.tolist() if name not in place]

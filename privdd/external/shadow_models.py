@@ -77,7 +77,7 @@ def train_shadow_model(task: ShadowModelTask) -> tuple[Tensor, bool]:
 
 
 def call_user_function(fit: TrainingFunction, key: str, records: LabelledRecords, seed: int) -> tuple[Any, bool]:
-    """What the user's function makes of the records. Raises BadConfig for whatever it raises."""
+    """The result of the user's function on the records. Raises BadConfig for any exception of it."""
     function = load_target(fit, key) if isinstance(fit, str) else fit
     before = torch.get_rng_state()
     try:
@@ -326,6 +326,6 @@ def copy_with_new_weights(model: nn.Module, generator: torch.Generator) -> nn.Mo
 
 
 def _fan_in(part: nn.Module) -> int:
-    """As PyTorch counts it: the second dimension of the weight, of a transposed convolution too, times the kernel."""
+    """The fan-in as PyTorch counts it: the second dimension of the weight, also for transposed convolutions, times the kernel."""
     weight: torch.Tensor = part.weight  # type: ignore[assignment]
     return weight.shape[1] * math.prod(weight.shape[2:])

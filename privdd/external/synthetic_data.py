@@ -103,7 +103,7 @@ class CopyCounts:
 
 
 def count_copies(synthetic: Tensor, train: Tensor, heldout: Tensor, generator: torch.Generator) -> CopyCounts:
-    """Of synthetic (m, d), with as many training as held-out records (n, d), drawn at random. Raises ValueError for an
+    """Count copies among synthetic (m, d) of equally many training and held-out records (n, d), drawn at random. Raises ValueError for an
     empty set."""
     size = min(len(train), len(heldout))
     if not size or not len(synthetic):
@@ -326,7 +326,7 @@ def _generate_shadow_sets(
 
 
 def generate_shadow_set(task: ShadowSetTask) -> tuple[LabelledRecords, bool]:
-    """What the generator makes of one world's records: (x, y), or x alone."""
+    """The synthetic set that the generator makes from one shadow set: (x, y), or x alone."""
     made, drew = call_user_function(task.generator, "target.generator", task.records, task.seed)
     pair = made if isinstance(made, tuple | list) and len(made) == 2 else (made, None)
     return records_from_arrays("target.generator", *pair, least=1), drew
@@ -403,7 +403,7 @@ def _judge_risks(
     scale: Tensor,
     keys: Keys,
 ) -> list[JudgedAttack]:
-    """Of tables; the class is a column like any other."""
+    """Judge the risks of tables; the class is a column like any other."""
     names = ("singling_out", "linkability", "inference")
     if train.x.ndim != 2:
         return findings_without_attack(surface, names, NO_TABLE, SYNTHETIC_NOTE, Family.RECONSTRUCTION)

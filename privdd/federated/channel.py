@@ -48,7 +48,7 @@ def digest_tensors(value: Tensors) -> str:
 
 
 def device_of(value: Tensors) -> torch.device:
-    """Where the tensors are."""
+    """The device of the tensors."""
     return next((tensor.device for tensor in value.values()), torch.device("cpu"))
 
 
@@ -98,7 +98,7 @@ class OutputLog:
 
 @dataclass
 class ClientContext:
-    """What one client holds in one round besides its data: random streams, mechanisms, its ledger rows.
+    """A client's tools in one round besides its data: random streams, mechanisms, its ledger rows.
 
     transcript, when given, answers queries with recorded mechanism outputs, though rows are of the client's own: the
     non-interference test feeds one client's outputs to another client's data. stream: what else the noise depends

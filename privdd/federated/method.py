@@ -27,7 +27,7 @@ Images = Callable[[Tensor], Tensor]  # (b, c, h, w) -> (b, ...)
 
 
 class AuditHooks:
-    """What a method may tell an audit beyond ``Method``; a new method need not know them.
+    """Optional hooks through which a method informs an audit; a new method need not know them.
 
     A method that has some inherits from this class too (``class FedAvg(Method, AuditHooks)``), or names another object of it
     as its ``audit_hooks``.
@@ -83,7 +83,7 @@ class AuditHooks:
         return True
 
     def grants(self, surface: Surface) -> str:
-        """What attacks on a surface are given beyond what the protocol shows, as a sentence; "" = nothing."""
+        """Knowledge that attacks on a surface are granted beyond the protocol, as a sentence; "" = none."""
         return ""
 
     def images_per_class(self) -> int:
@@ -91,7 +91,7 @@ class AuditHooks:
         return 1
 
     def with_images_per_class(self, count: int) -> Method:
-        """The same method with ``count`` synthetic examples a class, where that is a setting."""
+        """This method with ``count`` synthetic examples a class, if that is a setting."""
         return self._method
 
     # what is promised
@@ -105,11 +105,11 @@ class AuditHooks:
         return {}
 
     def released(self, broadcast: Values, shard: Shard, ctx: ClientContext) -> Upload:
-        """What ``local`` sends under a guarantee, without work that nothing sent depends on."""
+        """The releases of ``local`` under a guarantee, without work that no message depends on."""
         return self._method.local(broadcast, {}, shard, ctx)[0]
 
     def steps(self, broadcast: Values, shard: Shard, ctx: ClientContext) -> Any:
-        """What everyone knows of a round's noised matching steps (``Steps``), None where there are none."""
+        """The public facts of a round's noised matching steps (``Steps``); None if there are none."""
         return None
 
     # replays of a client, each a shadow model
@@ -123,7 +123,7 @@ class AuditHooks:
         return bool(memory)
 
     def recall(self, broadcast: Values, memory: State, shard: Shard, ctx: ClientContext) -> State:
-        """What ``local`` would keep, without the work on an upload that nobody reads."""
+        """The memory that ``local`` would keep, without the work on an upload that nobody reads."""
         return self._method.local(broadcast, memory, shard, ctx)[1]
 
     def phase(self, round: int) -> str:
@@ -146,7 +146,7 @@ class AuditHooks:
 
     @property
     def _method(self) -> Method:
-        """Whose hooks these are."""
+        """The method that these hooks belong to."""
         if not isinstance(self, Method):
             raise TypeError(f"{type(self).__name__}: hooks beside a method must define recall and released")
         return self
@@ -207,7 +207,7 @@ class Method(ABC):
         """Logits (n, C) of images (n, c, h, w); memory: a client's own, None for the global model."""
 
     def broadcast(self, server: State) -> Values:
-        """What the server sends: the entries of its state below each declared name, where there are any."""
+        """The server's messages: the entries of its state below each declared name, if there are any."""
         groups = {name: unpack(name, server) for name in self.broadcasts}
         return {name: group for name, group in groups.items() if group}
 
@@ -224,16 +224,16 @@ class Method(ABC):
         return None  # they fit
 
     def released_through(self, mechanisms: Mapping[str, Mechanism], problem: Problem) -> Method:
-        """The same method as it trains where its uploads go through these mechanisms, whose noise it may have to know;
+        """This method adapted to uploads that go through these mechanisms, whose noise it may have to know;
         or refuses them: raises ValueError, one line, where it cannot work with them on this problem."""
         return self
 
     def client_private(self) -> Method:
-        """The same method as client-level privacy needs it: it sends changes of the model, and no record counts."""
+        """This method adapted to client-level privacy: it sends changes of the model, and no record counts."""
         return self
 
     def adds_up(self, mechanisms: Mapping[str, Mechanism]) -> Literal["sum", "mean"] | None:
-        """What the server computes from, if it is the sum or the mean of all uploads, name by name and number by number.
+        """Either "sum" or "mean" if the server needs no more of the uploads, name by name and number by number; else None.
 
         Then secure aggregation may stand between (``privdd.federated.secure_aggregation``). Where there are mechanisms, an upload
         must moreover be a linear function of their outputs, for their noise is dealt among the clients.

@@ -305,7 +305,7 @@ def collect_answers(
     engine: Any, tasks: Sequence[Any], step: Callable[[Any], T], watched: Callable[[Any], tuple[T, RoundLog]],
     record: NoiseLog | None, transcript: list[ObservedRound] | None
 ) -> Iterator[T]:  # fmt: skip
-    """What the clients answer, in order; transcript: is given what the audited one released.
+    """The clients' answers in order; transcript: receives the releases of the audited client.
 
     Real clients keep their noise, and what they release, to themselves: nothing is noted of them.
     """

@@ -83,7 +83,7 @@ class Trust:
         return parts
 
     def remaining_clients(self, asked: Sequence[int], keys: Keys) -> list[int]:
-        """Who is left of a round's clients, by public coins; nobody where they are too few for a sum."""
+        """The clients that remain in a round after public coins; none if they are too few for a sum."""
         if not self.is_summed or not self.dropout:
             return list(asked)
         coins = torch.rand(len(asked), generator=keys.fold("dropouts").torch(), dtype=torch.float64)
@@ -105,7 +105,7 @@ LOCAL = Trust()
 
 
 def sum_uploads(inbox: Sequence[Received], kind: Literal["sum", "mean"]) -> Received:
-    """What the server is handed of a round: the sum of every upload, or the mean, their number being public; float32."""
+    """The server's input from a round: the sum of all uploads, or their mean (their number is public); float32."""
     ordered, first = sorted(inbox, key=lambda received: received.client), inbox[0]
     over = len(inbox) if kind == "mean" else 1
     return Received(

@@ -57,7 +57,7 @@ class RunSettings:
 
 @dataclass(frozen=True)
 class PrivacySettings:
-    """What a run promises. Its mechanisms are objects of their own, in the plan.
+    """The privacy statement of a run. Its mechanisms are objects of their own, in the plan.
 
     delta: in (0, 1); epsilon: the target that the noise is chosen for, None = as the mechanisms are set;
     noise_multiplier: what the mechanisms were given, None where it is no one number; clip_norm likewise.
@@ -95,7 +95,7 @@ class PrivacySettings:
 
 @dataclass(frozen=True)
 class GuaranteeBudget:
-    """Of guarantee tests. runs: with and as many without the record, side by side; slow_runs: the same where releases
+    """The budget of guarantee tests. runs: with and as many without the record, side by side; slow_runs: the same where releases
     are made one by one; images: synthetic images a class in those runs (no theorem names a number)."""
 
     runs: int = 200

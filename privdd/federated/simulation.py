@@ -130,7 +130,7 @@ class Plan:
         return "" if self.paired_noise else settings_hash([self.settings, self.mechanisms])
 
     def participants(self, round: int) -> list[int]:
-        """Who takes part in a round, in increasing order: those asked, but for those that drop out."""
+        """The participants of a round, in increasing order: the clients asked, without those that drop out."""
         return self.trust.remaining_clients(self.asked_clients(round), Keys(self.keys.seed).fold("public", round))
 
     def asked_clients(self, round: int) -> list[int]:
@@ -143,7 +143,7 @@ class Plan:
         return sorted(int(k) for k in rng.choice(self.problem.clients, count, replace=False))
 
     def client_context(self, round: int, client: int, **more: Any) -> ClientContext:
-        """What client ``client`` holds in ``round``."""
+        """The context of client ``client`` in ``round``."""
         inner = {name: m for name, m in self.mechanisms.items() if name in self.method.queries}
         keys = self.keys.fold("round", round, "client", client)
         held = (inner, self.method.queries, self.noise_source, self.relation)

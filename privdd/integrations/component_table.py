@@ -21,7 +21,7 @@ CROWD = ("input.clients=10", "input.shapes=[[20]]")  # a strategy takes a millis
 
 @dataclass(frozen=True)
 class ComponentRow:
-    """What is checked: arguments of ``privdd.check``, and in which configuration, in words."""
+    """One component under check: arguments of ``privdd.check``, and the configuration in words."""
 
     library: str
     what: str

@@ -167,7 +167,7 @@ def _stored_reply(context: Context, client: int, round: int, asked: str) -> Reco
 
 
 def _load_memory(context: Context, client: int, expected: bool) -> State:
-    """What the client keeps. Raises FederationFailed where the server knows of a memory and there is none."""
+    """The client's stored memory. Raises FederationFailed if the server expects one and there is none."""
     memory = tensors_from_message(context.state) if "tensors" in context.state else {}
     if expected and not memory:
         raise FederationFailed(f"client {client} has lost its memory of earlier rounds; go on in the same run series")
@@ -228,7 +228,7 @@ class GridEngine:
         yield from results
 
     def collect_accuracy(self, plan: Plan, progress: Progress, test: Records, shards: Sequence[Shard]) -> float:
-        """As a simulation has it; where each client predicts with its own memory, the mean of what they tell.
+        """The accuracy as in a simulation; if each client predicts with its own memory, the mean of the reported ones.
 
         Asked are the clients that took part; they are sent what they would be sent next, and no more.
         Raises FederationFailed where one does not answer or keeps its accuracy to itself; what it tells that is no
@@ -298,7 +298,7 @@ class GridEngine:
 
 
 def _read_accuracy(plan: Plan, client: int, replies: Sequence[Message]) -> list[float]:
-    """What a client says of its accuracy: one number, or none where it has nothing to measure."""
+    """The accuracy that a client reports: one number, or None if it has nothing to measure."""
     if len(replies) != 1 or replies[0].has_error():
         raise BadReply(f"failed: {replies[0].error.reason}" if replies[0].has_error() else "answered more than once")
     content = replies[0].content

@@ -78,7 +78,7 @@ def adapt_local_dp(target: type, args: Mapping[str, Any], stated: Mapping[str, A
 
 
 def _gaussian_statement(args: Mapping[str, Any], stated: Mapping[str, Any]) -> dict[str, Any]:
-    """What a noise multiplier states: that of the Gaussian mechanism, for one client zeroed."""
+    """The statement of a noise multiplier: that of the Gaussian mechanism, for one client zeroed."""
     if "noise_multiplier" not in args:
         raise BadConfig("args.noise_multiplier= is needed")
     delta, z = float(stated.get("delta", DEFAULT_DELTA)), float(args["noise_multiplier"])

@@ -195,7 +195,7 @@ def _record_sent(recorder: MessageRecorder, heading: MessageHeading, reply: Mess
 
 
 def tapped(strategy: Strategy, run: str | Path, *, beside_app: bool = False) -> Strategy:
-    """The same strategy, whose messages are recorded in RUN from now on. Raises TypeError for anything else.
+    """The strategy with its messages recorded in RUN from now on. Raises TypeError for anything else.
 
     Raises BadConfig as ``privdd_tap`` does. A folder that holds a recording already is left alone: RUN-2, RUN-3, ... are taken then, which is logged.
     """

@@ -82,7 +82,7 @@ def _to_array(value: Any) -> np.ndarray:
 
 
 def _message_round(folder: Path, shareable: Shareable, out: bool) -> int:
-    """As NVFlare's workflows tell it; a reply that does not say answers the last round that was sent."""
+    """The round as NVFlare's workflows state it; a reply without a round answers the last one sent."""
     for name in ROUND_HEADERS:
         value = shareable.get_header(name)
         if isinstance(value, int):

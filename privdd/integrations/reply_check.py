@@ -50,7 +50,7 @@ SET_SURFACES = frozenset(
 
 @dataclass(frozen=True)
 class TensorLayout:
-    """Of one tensor of a reply. shape: with the length of the rehearsal; free: a client may send another length."""
+    """The layout of one tensor of a reply. shape: with the length of the rehearsal; free: a client may send another length."""
 
     surface: Surface
     dtype: torch.dtype
@@ -110,7 +110,7 @@ class Rehearsals:
         self._known: dict[object, ExpectedReply] = {}
 
     def expected_reply(self, task: ClientTask, *, anew: bool = False) -> ExpectedReply:
-        """What ``task``'s reply must look like. anew: for this very round, whatever is remembered."""
+        """The expected form of ``task``'s reply. anew: for this very round, whatever is remembered."""
         key = _rehearsal_key(task)
         if anew or key not in self._known:
             self._known[key] = rehearse_round(task)
@@ -120,7 +120,7 @@ class Rehearsals:
 
 
 def _rehearsal_key(task: ClientTask) -> object:
-    """What a reply's form may depend on; a method that does not say what it spends is rehearsed every round."""
+    """The key of all that a reply's form may depend on; a method without public costs is rehearsed every round."""
     method, round = task.plan.method, task.round
     spends = method.spends(round, task.plan.mechanisms)
     when = round if spends is None else (round == 0, method.audit_hooks.phase(round), tuple(sorted(spends.items())))
@@ -135,7 +135,7 @@ HEX_DIGITS = frozenset("0123456789abcdef")
 
 @dataclass(frozen=True)
 class ReplyRules:
-    """What a server does about replies that it cannot use, and what it cannot use.
+    """A server's rules for unusable replies, and the bounds that make a reply unusable.
 
     bad_reply: stop = the federation ends, to be resumed; drop = the round goes on without that client.
     largest: no number of a reply may be further from zero; above 0.
@@ -154,7 +154,7 @@ class ReplyRules:
 def check_reply(
     task: ClientTask, reply: Message, expected: ExpectedReply, asked: str, rules: ReplyRules
 ) -> tuple[Received, list[LedgerRow], State]:
-    """What the server receives, the ledger rows, and whether the client remembers. Raises BadReply.
+    """The checked reply: received messages, ledger rows, and whether the client has a memory. Raises BadReply.
 
     asked: digest of the broadcast that the reply must be an answer to.
     """

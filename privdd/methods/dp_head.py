@@ -93,7 +93,7 @@ class DPHead(PublicMap):
         return longest if self.noisiest is None else longest.minimum(self.noisiest / noise.clamp_min(1e-30))
 
     def adds_up(self, mechanisms: Mapping[str, Mechanism]) -> Literal["sum", "mean"] | None:
-        """Where a client takes one step between two rounds: more of them, each from where the last one led, do not add."""
+        """Sums suffice if a client takes one step between two rounds; later steps depend on earlier ones and do not add."""
         return "sum" if self.local_steps == 1 else None
 
     def spends(self, round: int, mechanisms: Mapping[str, Mechanism]) -> dict[str, int]:

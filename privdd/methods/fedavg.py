@@ -99,11 +99,11 @@ class FedAvg(
             cls.local_batched = AuditHooks.local_batched  # type: ignore[method-assign]
 
     def client_private(self) -> Self:
-        """The same method as client-level privacy needs it: changes travel, record counts do not."""
+        """This method adapted to client-level privacy: model changes are sent, record counts are not."""
         return replace(self, update_is_delta=True, weighting="uniform")
 
     def adds_up(self, mechanisms: Mapping[str, Mechanism]) -> Literal["sum", "mean"] | None:
-        """Where all clients weigh alike, and no noise is added inside of local training."""
+        """The mean suffices if all clients weigh alike and no noise is added inside local training."""
         changed = any(getattr(type(self), name) is not getattr(FedAvg, name) for name in COMBINING_HOOKS)
         return None if changed or self.weighting != "uniform" or "dpsgd" in mechanisms else "mean"
 
@@ -166,7 +166,7 @@ class FedAvg(
     def local_batched(
         self, broadcast: Values, memories: Sequence[State], shards: Sequence[Shard], contexts: Sequence[ClientContext]
     ) -> Sequence[Work] | None:
-        """As one wide network, each client with its own batches; None for layers without such a form, under DP-SGD,
+        """Train all clients as one wide network, each with its own batches; None for layers without such a form, under DP-SGD,
         and where records are mixed with shared features."""
         model = build_skeleton(self.model, shards[0].shape, shards[0].classes)
         if "features" in broadcast or any(ctx.protected("dpsgd") for ctx in contexts) or not is_vectorisable(model):

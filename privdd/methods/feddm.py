@@ -176,7 +176,7 @@ class FedDM(Method, AuditHooks):
         return {"lr": m.lr, "momentum": m.momentum, "batch_size": m.batch, "local_steps": m.iterations, "ipc": self.ipc}
 
     def maps(self, broadcast: Values, memory: State, problem: Problem) -> dict[str, Callable[[Tensor], Tensor]]:
-        """What is matched: images -> features (and logits) at the centre of the ball, or the extractor's (public)."""
+        """The matched maps: images -> features (and logits) at the centre of the ball, or the extractor's (public)."""
         if self.extractor is not None:
             return {"embedding": self.extractor, "public": self.extractor}
         return {"embedding": build_embedder(self.classifier(problem), broadcast["model"], logits=self.logits)}

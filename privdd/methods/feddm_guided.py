@@ -114,7 +114,7 @@ class FedDMGuided(DPHead):
         return records.take(ctx.sample(name, len(records)).to(records.y.device)) if ctx.protected(name) else records
 
     def _release_class_sums(self, records: Records, ctx: ClientContext) -> State:
-        """Of each class: the sum of what its records add (``_look_contributions``), and their number."""
+        """For each class, the sum of its records' contributions (``_look_contributions``), and their number."""
         part = _alone(self._counted_contributions, records.x)
         rows = torch.cat([part, torch.full_like(part[:, :1], COUNTED)], 1)
         made = [_release_sum(SUMS, rows[records.y == label], ctx, f"label:{label}") for label in ctx.problem.class_list]
@@ -130,12 +130,12 @@ class FedDMGuided(DPHead):
         return {"moments": total, "moments_variance": torch.tensor([variance])}
 
     def _look_contributions(self, x: Tensor) -> Tensor:
-        """What records (n, c, h, w) add to a sum: how they look, over ``reach`` and at most 1 long."""
+        """The contributions of records (n, c, h, w) to a sum: their looks over their norm, or over ``reach`` if that is larger."""
         looks = self.looks(x)
         return looks / looks.norm(dim=1, keepdim=True).clamp_min(self.reach)
 
     def _counted_contributions(self, x: Tensor) -> Tensor:
-        """Of that, what leaves room for the number that counts the record."""
+        """The contributions scaled to leave room for the number that counts the record."""
         return self._look_contributions(x) * math.sqrt(1 - COUNTED**2)
 
     def aggregate(self, server: State, inbox: Sequence[Received], keys: Keys) -> State:

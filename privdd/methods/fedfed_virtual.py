@@ -83,5 +83,5 @@ class FedFedVirtual(FedFed):
 
 
 def _mark_as_images(artifact: Artifact) -> Artifact:
-    """What is released of images: the noise bounds no record, and which classes have images tells of the records."""
+    """The artifact as one of images: its noise bounds no single record, and the classes with images depend on the records."""
     return replace(artifact, public="", flags={**artifact.flags, "row_per_record": False})

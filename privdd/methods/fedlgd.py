@@ -232,7 +232,7 @@ class FedLGD(Method, AuditHooks, hooks=("is_selected_round", "refines_in_round")
         return {name: count for name, count in counts.items() if name in mechanisms}
 
     def claims(self, plan: ClaimedRun, shards: Sequence[Shard]) -> list[Claim]:
-        """What the paper says of privacy in words: it prints no epsilon."""
+        """The paper's privacy claims in words: it prints no epsilon."""
         return [fedlgd_no_extra_leakage(statistics=self.server_start == "statistics"), fedlgd_attacks()]
 
     def classifier(self, problem: Problem) -> nn.Module:

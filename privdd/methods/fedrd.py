@@ -130,7 +130,7 @@ class FedRD(Method, AuditHooks):
         return self._build_upload(broadcast, own, shard, ctx), self._client_memory(broadcast, own)
 
     def recall(self, broadcast: Values, memory: State, shard: Shard, ctx: ClientContext) -> State:
-        """What ``local`` would keep, without distilling what it would send: a fifth of its work."""
+        """The memory that ``local`` would keep, without distilling an upload: a fifth of its work."""
         return self._client_memory(broadcast, self._train_projection(broadcast, memory, shard, ctx))
 
     def _client_memory(self, broadcast: Values, own: Tensors) -> State:
@@ -212,7 +212,7 @@ class FedRD(Method, AuditHooks):
         return [*printed, fedrd_not_real(real_start=self.start == "real"), fedrd_secret_projection(frozen=frozen)]
 
     def steps(self, broadcast: Values, shard: Shard, ctx: ClientContext) -> MatchingSteps:
-        """What everyone knows of a round's noised steps; with a projection that is not public, nothing."""
+        """The public facts of a round's noised steps; none with a projection that is not public."""
         if "projection" not in broadcast:
             return MatchingSteps(lambda t: lambda x: x, self.matching, untestable=PRINTED)
         shape = projected_shape(self.projection, shard.shape)
@@ -221,7 +221,7 @@ class FedRD(Method, AuditHooks):
         return MatchingSteps(networks, self.matching, project, projected_start(project))
 
     def released(self, broadcast: Values, shard: Shard, ctx: ClientContext) -> Upload:
-        """What a client sends under a guarantee, without the training of its own projection."""
+        """A client's releases under a guarantee, without the training of its own projection."""
         if "projection" not in broadcast:
             return self.local(broadcast, {}, shard, ctx)[0]
         return self._build_upload(broadcast, broadcast["projection"], shard, ctx)

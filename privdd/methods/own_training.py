@@ -80,7 +80,7 @@ class OwnTraining(FedAvg):
 
 
 def example(model: nn.Module, x: Tensor, y: Tensor, seed: int) -> nn.Module:
-    """What ``algo=own_training`` is without a function: twenty steps of Adam on all records."""
+    """The default of ``algo=own_training``: twenty steps of Adam on all records."""
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     for _ in range(20):
         optimizer.zero_grad()

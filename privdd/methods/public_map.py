@@ -53,7 +53,7 @@ class PublicMap(Method, AuditHooks, hooks=("from_rows",)):
         return rows @ server["model/head.weight"].to(rows).T
 
     def adds_up(self, mechanisms: Mapping[str, Mechanism]) -> Literal["sum", "mean"] | None:
-        """What clients send are sums over their records."""
+        """Sums suffice: clients send sums over their records."""
         return "sum"
 
     def spends(self, round: int, mechanisms: Mapping[str, Mechanism]) -> dict[str, int]:

@@ -127,7 +127,7 @@ RESIDUAL_BLOCKS = 4  # FedFed gives no architecture for its ResNet generator; th
 
 
 class _CodelessGenerator(nn.Module):
-    """What a generator without a code returns beside the image: a code of one number that is always standard normal."""
+    """A generator without a code: it returns beside the image one number that is always standard normal."""
 
     latent = 1
 

@@ -88,7 +88,7 @@ class CutHead(nn.Module):
 
 
 class Example(nn.Module):
-    """What ``model=own`` is without a target: one hidden layer."""
+    """The default of ``model=own``: one hidden layer."""
 
     def __init__(self, shape: Shape, classes: int, width: int = 32) -> None:
         super().__init__()
@@ -165,7 +165,7 @@ def _check_forward(spec: OwnModel, network: OwnNetwork, uncut: nn.Module, name: 
 
 
 def import_object(key: str, text: str, needed: str) -> Any:
-    """What module:Name stands for; its module is imported.
+    """The object that module:Name stands for; its module is imported.
 
     key: the setting, for messages; needed: what it says to a text of another form. Raises ValueError, one line.
     """
@@ -183,5 +183,5 @@ def _import_attribute(key: str, text: str, module: str, name: str) -> Any:
 
 
 def format_error(error: BaseException) -> str:
-    """What an error says, at most 200 characters."""
+    """The text of an error, at most 200 characters."""
     return " ".join(str(error).split())[:200]

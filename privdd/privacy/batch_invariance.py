@@ -102,7 +102,7 @@ def _trial(function: RowFunction, params: Tensors, rows: Sequence[Tensor]) -> Ca
 
 
 def _random(like: Tensor, inputs: Sequence[int], name: str | int, shape: Sequence[int]) -> Tensor:
-    """Of ``shape``, as large as weights with so many ``inputs`` usually are; zeros for whole numbers (they are labels)."""
+    """Random numbers of ``shape``, as large as weights with so many ``inputs`` usually are; zeros for whole numbers (they are labels)."""
     if not like.is_floating_point():
         return like.new_zeros(tuple(shape))
     generator = torch.Generator().manual_seed(name if isinstance(name, int) else sum(name.encode()))
@@ -146,7 +146,7 @@ def _same(part: State, whole: State, at: Tensor) -> bool:
 
 
 def _kind(part: Any) -> Hashable:
-    """What decides which kernels a function runs: its code, layers and settings; not its numbers, which change by step."""
+    """The key of the kernels that a function runs: its code, layers and settings, not its numbers, which change by step."""
     if isinstance(part, nn.Module):
         if part not in _LAYERS:
             _LAYERS[part] = repr(part)

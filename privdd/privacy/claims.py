@@ -27,7 +27,7 @@ NO_NUMBER = "no number"
 
 
 class ClaimedRun(Protocol):
-    """What a claim is evaluated for; ``privdd.federated.simulation.Plan`` is one."""
+    """The facts of a run for which a claim is evaluated; ``privdd.federated.simulation.Plan`` is one."""
 
     @property
     def mechanisms(self) -> Mapping[str, Any]: ...
@@ -37,7 +37,7 @@ class ClaimedRun(Protocol):
 
 @dataclass(frozen=True)
 class Claim:
-    """What a paper states. Claims never enter the accounting.
+    """A paper's privacy claim. Claims never enter the accounting.
 
     source: paper and theorem; epsilon: >= 0 or infinite, None where the paper gives no number (an order of
     magnitude, a sentence); sound: a proof covers this run; why: one line; delta: at which epsilon is stated;
@@ -121,7 +121,7 @@ class FeatureRun:
         return self.rho or 1.0
 
     def lemma_value(self, rounds: int | None = None) -> float:
-        """What Lemma D.2 prints inside its O(.), for this many rounds (default: the run's)."""
+        """The value inside the O(.) of Lemma D.2, for this many rounds (default: the run's)."""
         return lemma_d_2(
             variance=self.variance, rho=self.shared_fraction, delta=self.delta, rounds=rounds or self.rounds
         )
@@ -230,7 +230,7 @@ def fedfed_3_4(run: FeatureRun) -> Claim:
 
 
 def fedfed_3_4_source(run: FeatureRun) -> Claim:
-    """The same composition as its source has it (Kairouz, Oh and Viswanath 2015, Theorem 3.4)."""
+    """The composition as in the theorem's source (Kairouz, Oh and Viswanath 2015, Theorem 3.4)."""
     value = kairouz_composition(run.lemma_value(), run.clients, run.delta_hat)
     return _composition_claim("Yang 2023, Theorem 3.4 as its source has it", run, value, run.paper_values[1], "")
 
@@ -258,7 +258,7 @@ def kairouz_composition(epsilon: float, k: int, delta_hat: float) -> float:
 
 
 def printed_composition(epsilon: float, k: int, delta_hat: float) -> float:
-    """The same as FedFed prints it in Theorem D.7: log(e + sqrt(k epsilon**2 / delta_hat))."""
+    """The composition as FedFed prints it in Theorem D.7: log(e + sqrt(k epsilon**2 / delta_hat))."""
     return _smallest_epsilon(epsilon, k, delta_hat, math.sqrt(k * epsilon**2 / delta_hat))
 
 

@@ -154,7 +154,7 @@ def tally_events(events: Iterable[tuple[dpa.DpEvent, int]]) -> Tally:
 
 
 def _bound_noise(leaves: Counter[tuple[Any, ...]]) -> Counter[tuple[Any, ...]]:
-    """The same with noise that arithmetic can square; what is changed costs more than it did, never less."""
+    """The event with noise that arithmetic can square; a changed event costs more than before, never less."""
     bounded: Counter[tuple[Any, ...]] = Counter()
     for leaf, n in leaves.items():
         if leaf[0] == "non_private" or leaf[-1] < LEAST_NOISE:

@@ -155,7 +155,7 @@ class Ledger:
         return worst
 
     def totals(self, *, surfaces: Collection[str] | None = None, client: int | None = None) -> set[Tally]:
-        """What ``epsilon`` takes the worst of: the compositions of each client's partition cells, largest only."""
+        """The candidates of which ``epsilon`` takes the worst: the compositions of each client's partition cells, largest only."""
         return _cell_totals(self.releases if surfaces is None else self.closure(surfaces), client)
 
     def to_json(self) -> dict[str, Any]:

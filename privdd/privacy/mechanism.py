@@ -68,7 +68,7 @@ class Mechanism(ABC):
 
     @abstractmethod
     def __call__(self, value: Tensors, noise: Noise) -> Output:
-        """What may leave, with its accounting; ``noise`` is the only source of randomness."""
+        """The released value with its accounting; ``noise`` is the only source of randomness."""
 
     @property
     def event(self) -> dpa.DpEvent:
@@ -82,7 +82,7 @@ class Mechanism(ABC):
         )
 
     def public_constants(self, numbers: int) -> Mapping[str, Any]:
-        """What everyone knows of the noise on a record of so many numbers: "std", "noise_stds", "copies", ..."""
+        """The public facts of the noise on a record of so many numbers: "std", "noise_stds", "copies", ..."""
         return {}
 
 

@@ -111,7 +111,7 @@ def _gaussian_only(total: Tally) -> bool:
 
 
 def _gaussian_mu(total: Tally, relation: Relation) -> float:
-    """Of the Gaussian releases, with every batch taken as a full one."""
+    """The mu of the Gaussian releases, with every batch taken as a full one."""
     squared = total.squared_mu + math.fsum(n / (z * z) for (_, z), n in total.poisson)
     return math.sqrt(squared) * (2 if relation == "replace" else 1)
 
@@ -142,7 +142,7 @@ def _power_curve(orders: Sequence[Any], levels: Sequence[float]) -> np.ndarray:
 
 
 def naming_bound_of_claim(epsilon: float, delta: float, prior: float) -> float:
-    """The same chance for any (epsilon, delta) mechanism: what a claimed epsilon would allow.
+    """The chance of naming a record that a claimed (epsilon, delta) would allow for any mechanism.
 
     The trade-off curve of an (epsilon, delta) guarantee (Wasserman and Zhou 2010; Kairouz et al. 2015).
     """

@@ -48,7 +48,7 @@ def trade_off(event: dpa.DpEvent, *, relation: Relation = "add_remove", scale: f
 
 
 def scale_tally(total: Tally, scale: float) -> Tally:
-    """The same releases of a record that counts ``scale`` times."""
+    """The releases for a record that counts ``scale`` times."""
     return Tally(
         private=total.private,
         squared_mu=total.squared_mu * scale * scale,

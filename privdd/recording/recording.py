@@ -63,7 +63,7 @@ class MessageHeading:
 
 
 def message_path(heading: MessageHeading) -> Path:
-    """Where the message lies in its recording: round-001/client-7/update.safetensors and the like."""
+    """The path of the message in its recording: round-001/client-7/update.safetensors and the like."""
     kind = "" if heading.kind == "train" else re.sub(r"[^\w.-]", "_", heading.kind)
     if heading.part == FINAL:
         return Path("final.safetensors")
@@ -271,7 +271,7 @@ class Recording:
         return [m for m in self.messages if (m.heading.part, m.heading.node, m.heading.kind) == (REPLY, node, kind)]
 
     def broadcast_before(self, reply: RecordedMessage) -> RecordedMessage:
-        """What the client was sent before it replied so. Raises DamagedRun where that is not there."""
+        """The server's message to which the client replied. Raises DamagedRun if it is missing."""
         asked = reply.heading
         for node in (asked.node, SERVER_NODE):
             for found in self.messages:
@@ -376,7 +376,7 @@ def _message_order(message: RecordedMessage) -> tuple[int, int, str, int, str]:
 
 
 def _check_agreement(server: Recording, client: Recording) -> None:
-    """What a client says that it sent is what the server says that it got."""
+    """Check that the client's record of its message equals the server's record of it."""
     for sent in client.messages:
         if sent.heading.part != REPLY:
             continue

@@ -129,7 +129,7 @@ def _attacks_tried(rows: Sequence[FindingRow], pick: Pick, note: str = "") -> st
 
 
 def _identification_bounds(findings: Findings) -> list[str]:
-    """What the accounting alone says of picking one record out of k."""
+    """Bounds of the accounting alone on picking one record out of k."""
     rows = findings.privacy.reconstruction or []
     if not rows:
         return []

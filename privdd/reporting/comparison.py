@@ -37,7 +37,7 @@ def comparison_headline(made: Sequence[Setting]) -> str:
 
 
 def comparison_sentences(made: Sequence[Setting]) -> list[str]:
-    """Who leaks most and least, at the smallest false-positive rate that every setting can resolve."""
+    """Sentences on which setting leaks most and least, at the smallest false-positive rate that every setting can resolve."""
     said = []
     for key in ("0.001", "0.01", "0.1"):
         found = [(at.tpr, s.label, at) for s in made if (at := s.tpr(key)) is not None]
@@ -228,7 +228,7 @@ def write_training_table(
 
 
 def print_training_table(paths: Sequence[Path], file: IO[str]) -> None:
-    """The same for reading."""
+    """Print the table of trainings for reading."""
     table = Drawn(title="Accuracy and accounted epsilon", title_justify="left")
     table.add_column("setting", overflow="fold")
     for name in ("seeds", "accuracy", "epsilon (PLD)", "epsilon (RDP)", "delta"):

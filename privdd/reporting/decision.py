@@ -88,7 +88,7 @@ def sample_banner(findings: Findings) -> str:
 
 
 def parties_holding(line: SurfaceLine, ledger: Mapping[str, Any]) -> str:
-    """Who holds the artifact: as the ledger's rows say, else by who sent it."""
+    """The parties that hold the artifact, by the ledger's rows, else by its sender."""
     releases = ledger.get("releases")
     found: dict[str, None] = {}
     for release in releases if isinstance(releases, list) else []:

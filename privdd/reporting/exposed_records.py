@@ -69,7 +69,7 @@ def _exposed_record(one: WorstRecord, picture: str, label: str) -> ExposedRecord
 
 
 def hard_records_note(run: Run) -> str:
-    """That some audited records were made hard to fit, in words; "" where none was."""
+    """The note that some audited records were made hard to fit; "" if none was."""
     if not run.tail:
         return ""
     listed = wording.join_names([f"{count} {KIND.get(kind, kind)}" for kind, count in run.tail.items()])

@@ -107,7 +107,7 @@ def draw_roc(lines: Sequence[RocLine], width: float = 4.6) -> Figure:
 
 
 def roc_axis_floor(lines: Sequence[RocLine]) -> float:
-    """Where both axes begin: the decade of one non-member."""
+    """The lower end of both axes: the decade of one non-member."""
     floor = max(FLOOR, 10.0 ** math.floor(math.log10(min(1 / line.curve.outsiders for line in lines))))
     return min(floor, 0.1)
 

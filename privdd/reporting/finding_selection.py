@@ -27,7 +27,7 @@ FEATURE_ATTACKS = frozenset({"known_neighbour"})  # their PSNR is of shared feat
 
 @dataclass(frozen=True)
 class MembershipResult:
-    """What one membership attack shows at one false-positive rate.
+    """The result of one membership attack at one false-positive rate.
 
     kind: "rate", of all records; "exposed", of the most exposed records; "ranking", by the AUC alone, at no rate (fpr 1);
     at: the rate of all records at ``fpr``; None where the sample cannot show it.
@@ -57,7 +57,7 @@ class MembershipResult:
 
     @property
     def strength_key(self) -> tuple[bool, float, float, float]:
-        """What beats guessing first, then the smallest rate, then the largest share found there, then the AUC."""
+        """The order of results: those that beat guessing first, then the smallest rate, then the largest share found there, then the AUC."""
         worst = self.row.worst_records if self.kind == "exposed" else None
         found = worst.tpr if worst else self.at.tpr if self.at and self.kind == "rate" else 0.0
         return self.beats_guessing, -self.fpr, found, self.row.auc or 0.0
@@ -216,7 +216,7 @@ def boldest_claim(claims: Iterable[ClaimRow]) -> ClaimRow | None:
 
 
 def limit_word(claim: ClaimRow | None, rows: Iterable[FindingRow]) -> str:
-    """What a page calls the number of a claim: "stated" where the run is held to it, else "claimed"."""
+    """The word for the number of a claim: "stated" where the run is held to it, else "claimed"."""
     return (
         "stated" if claim is not None and any(r.epsilon_stated == claim.number is not None for r in rows) else "claimed"
     )
@@ -247,7 +247,7 @@ def source_surface(row: SurfaceRow, findings: Findings) -> SurfaceRow | None:
 
 
 def refuted_source_surface(row: SurfaceRow, findings: Findings) -> SurfaceRow | None:
-    """The same, where its stated limit is contradicted."""
+    """The source surface of this one, if its stated limit is contradicted."""
     source = source_surface(row, findings)
     return source if source is not None and source.verdict == "contradiction" else None
 

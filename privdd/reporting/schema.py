@@ -88,7 +88,7 @@ class Looks:
 
 
 class Kappa(Part):
-    """What the crafted record moves a release by, over what is allowed: least, mean, and mean square."""
+    """The crafted record's shift of a release, over the allowed shift: least, mean, and mean square."""
 
     min: Epsilon
     mean: Epsilon
@@ -156,7 +156,7 @@ class ReconstructionRow(Part):
 
 
 class NoiseRow(Part):
-    """Where a run's noise came from; for_release: nobody else can draw it again, and no other run holds it."""
+    """The source of a run's noise; for_release: nobody else can draw it again, and no other run holds it."""
 
     source: Literal["seed", "secret", "os"]
     paired: bool

@@ -272,7 +272,7 @@ def glossary_rows(unit: str) -> list[tuple[str, str, str]]:
 
 
 def verdict_meanings(unit: str) -> dict[Verdict, str]:
-    """What each verdict means, for this unit of privacy."""
+    """The meaning of each verdict, for this unit of privacy."""
     return {kind: meaning.format(unit=unit) for kind, meaning in _VERDICT_MEANS.items()}
 
 

@@ -426,6 +426,6 @@ ANALYSES: Mapping[str, Analysis] = {
 
 
 def run_analyses(names: Sequence[str], cells: Sequence[PaperCell], seeds: Sequence[int], rows: Path) -> AnalysisOutput:
-    """All of them, of rows that are in ``rows``; what was not trained is left out."""
+    """Run the named analyses on the rows in ``rows``; rows that were not trained are left out."""
     found = [ANALYSES[name](cells, seeds, rows) for name in names]
     return [table for tables, _ in found for table in tables], [plot for _, plots in found for plot in plots]

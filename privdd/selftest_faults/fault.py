@@ -220,7 +220,7 @@ SCOPE_AXES = {
 
 @dataclass
 class FaultMoment:
-    """Where a run stands while a fault is planted in it: client and round, and the release of that round; -1: nowhere.
+    """The position in a run while a fault is planted in it: client and round, and the release of that round; -1: nowhere.
 
     touched: how often the fault was in force so far; kept: what it remembers.
     """

@@ -67,7 +67,7 @@ class FeatureNoise(Mechanism, hooks=("norm_for_size", "copy_stds", "event_at")):
         _ = self._lattice_for(self.norm_for_size(1))  # raises for noise that is too small
 
     def norm_for_size(self, numbers: int) -> float | None:
-        """What a record of so many numbers is clipped to; None = not at all."""
+        """The clip norm of a record of so many numbers; None = not clipped."""
         return self.rho * math.sqrt(numbers) if self.rho is not None else self.clip_norm
 
     def copy_stds(self, norm: float | None) -> tuple[float, ...]:
@@ -147,7 +147,7 @@ class FeatureNoise(Mechanism, hooks=("norm_for_size", "copy_stds", "event_at")):
         return exact, released
 
     def _release_unrounded(self, value: Tensors, norm: float | None, noise: Noise) -> Pair:
-        """The same in floating point, without a guarantee."""
+        """The release in floating point, without a guarantee."""
         if norm is not None:
             factors = self._clip_factors(value, norm)
             value = {n: torch.nan_to_num(t) * factors.to(t).reshape(-1, *(1,) * (t.ndim - 1)) for n, t in value.items()}

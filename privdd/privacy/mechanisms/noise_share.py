@@ -37,7 +37,7 @@ class NoiseShare(Mechanism, hooks=("noise_std",)):
 
     @property
     def noise_std(self) -> float:
-        """Of the share, on what this client releases."""
+        """The standard deviation of this client's share of the noise."""
         std: float = super().noise_std  # type: ignore[misc]  # of the mechanism that comes next
         return std / math.sqrt(self.parts)
 
@@ -65,7 +65,7 @@ SHARE_CLASSES: Mapping[type[Mechanism], type[Mechanism]] = {ClippedSum: SumShare
 
 
 def noise_share_of(mechanism: Mechanism, parts: int) -> Mechanism:
-    """The same mechanism with noise for one of ``parts`` clients. Raises ValueError where its noise cannot be shared."""
+    """This mechanism with the noise share of one of ``parts`` clients. Raises ValueError if its noise cannot be shared."""
     kind = SHARE_CLASSES.get(type(mechanism))
     if kind is None:
         raise ValueError(
