@@ -21,7 +21,7 @@ from privdd.runtime.files import to_plain_json
 # The three risks are those of the Article 29 Working Party (Opinion 05/2014 on anonymisation techniques): singling out,
 # linkability, inference. The kinds of attack are those that EDPB Opinion 28/2024 on AI models asks to be tested against;
 # what is to be known of an epsilon follows NIST SP 800-226 (2025). A map of findings, no legal judgement.
-NOTHING = "Nothing above guessing was found, which is no evidence that nothing leaks."
+NOTHING = "No attack beat guessing, which is no evidence that nothing leaks."
 UNTRIED = "Not tried in this run."
 Pick = Callable[[FindingRow], bool]
 
@@ -41,8 +41,8 @@ def answer_risks(findings: Findings) -> list[Answer]:
     named = tuple(("", sentence) for sentence in _identification_bounds(findings))
     return [
         _answer_question(findings, "Singling out", "Can one record be picked out of all others?", _is_membership, ("tpr_at_fpr", "auc", "auc_ci", "worst_records"), named),
-        _answer_question(findings, "Linkability", "Can what was sent be tied to a record that somebody already holds?", _links_records, ("identified", "identified_chance")),
-        _answer_question(findings, "Inference", "Can something be learned of a record, or of a client, that was never sent?", _infers_contents, ("psnr", "pictures", "label_accuracy")),
+        _answer_question(findings, "Linkability", "Can a message be linked to a record that somebody already holds?", _links_records, ("identified", "identified_chance")),
+        _answer_question(findings, "Inference", "Can something that was never sent be learned about a record or a client?", _infers_contents, ("psnr", "pictures", "label_accuracy")),
     ]  # fmt: skip
 
 

@@ -42,7 +42,7 @@ SEED = "its noise comes from the seed on this page, so anyone can regenerate and
 PAIRED = "its noise is the same in every run with this seed, so two of them undo it; such a run is a simulation"
 SHOWN = "sure: shown, at 95 % confidence over all tests together"
 NO_LIMIT = "no guarantee limits what it reveals: the noise is too small for one"
-UNKNOWN = "its noise was drawn where nobody can draw it again, which this folder does not say"
+UNKNOWN = "its noise must come from a source that nobody can replay; this folder does not record the source"
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ def _decide_surface(line: SurfaceLine, findings: Findings, seen: str) -> Decisio
     )
     kind, tone, why = _judge_limit(line, rows, privacy, bool(can))
     if target_doubts(findings) and kind == "no_leak_found":
-        kind, tone, why = "undecided", "warn", "the files do not allow a comparison of members with others"
+        kind, tone, why = "undecided", "warn", "these files do not allow members to be compared with others"
     why = NO_LIMIT if weak else why
     conditions = tuple(_sharing_conditions(line, privacy, enough)) if kind == "share_only_under" else ()
     return Decision(
@@ -128,7 +128,7 @@ def _judge_limit(line: SurfaceLine, rows: list[FindingRow], privacy: Privacy, le
     if math.isinf(limit):
         return _judge_unprotected(line, rows, leaked)
     if limit == 0 and leaked:
-        return "do_not_share", "bad", "an attack works, though by its limit of ε = 0 no record enters it"
+        return "do_not_share", "bad", "an attack works, although its limit of ε = 0 says that no record enters it"
     if limit == 0:
         return "no_leak_found", "good" if line.verdict == "consistent" else "warn", "no record enters it: ε = 0"
     if limit > LARGE_EPSILON and leaked:
@@ -136,7 +136,7 @@ def _judge_limit(line: SurfaceLine, rows: list[FindingRow], privacy: Privacy, le
     if wording.is_simulation_noise(privacy):
         return "do_not_share", "warn", SEED if privacy.noise and privacy.noise.source == "seed" else PAIRED
     if line.verdict == "untested":
-        return "share_only_under", "warn", "not all that its limit rests on was tested"
+        return "share_only_under", "warn", "some part of what its limit rests on was not tested"
     if _is_untried(line, rows):
         return "share_only_under", "warn", f"its noise was tested, but no attack was tried ({line.row.audited})"
     plain = limit <= LARGE_EPSILON and privacy.noise is not None

@@ -75,7 +75,7 @@ def hard_records_note(run: Run) -> str:
     listed = wording.join_names([f"{count} {KIND.get(kind, kind)}" for kind, count in run.tail.items()])
     return (
         f"Of the audited client's own records, this audit changed some to be hard to fit: {listed}. Rates over all records "
-        "hold for this mixture; each kind has its own below. The accuracy is that of a run with these records."
+        "mix these with ordinary records; rates for each kind are below. The accuracy, too, is of a run with these records."
     )
 
 

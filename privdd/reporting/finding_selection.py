@@ -271,7 +271,7 @@ def findings_on_surface(row: SurfaceRow, findings: Findings) -> list[FindingRow]
 
 
 SENTENCE = (
-    "No membership attack of this audit found in what was sent what it reads, so none has a rate. That says nothing of "
+    "The inputs of this audit's membership attacks do not depend on any record, so none has a rate. That says nothing about "
     "what other attacks would find."
 )
 UNSCORED = "no membership attack of this audit could be scored on it"

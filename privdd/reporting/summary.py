@@ -371,7 +371,9 @@ def _unprotected_headline(findings: Findings) -> tuple[str, str]:
 
 def _untested_headline(findings: Findings) -> tuple[str, str]:
     parts = "; ".join(dict.fromkeys(p for row in findings.surfaces if row.verdict == "untested" for p in row.untested))
-    stated = f"ε = {format_number(findings.privacy.epsilon.best)} is stated, and no test looked at all that it rests on"
+    stated = (
+        f"ε = {format_number(findings.privacy.epsilon.best)} is stated, but part of what it rests on was not tested"
+    )
     return "The stated limit was not tested in every part.", f"{stated}. Not looked at: {parts}."
 
 
@@ -449,7 +451,7 @@ def _claim_sentence(findings: Findings) -> str:
 def _membership_sentence(findings: Findings) -> str:
     worst = finding_selection.strongest_membership(findings.findings)
     if target_doubts(findings):
-        return "Whether members can be told from others cannot be read from these files."
+        return "These files do not show whether members can be told from others."
     if worst is None:
         return (
             SENTENCE

@@ -46,7 +46,7 @@ NOTHING_TO_COMPARE, NOT_RUN_YET, NOT_RUN, OLD_SETTINGS = (
     "not run",
     "of earlier settings",
 )
-OLD_SETTINGS_NOTE = "a setting of its rows has another value now, or the result does not say which it had: run it again"
+OLD_SETTINGS_NOTE = "settings changed since this result, or were not recorded: run it again"
 OVERVIEW_PAGE, SUMMARY_TABLE = "index.html", "summary.md"
 OVERVIEW_NOTE = (
     "A statement holds, or does not, where the differences over the seeds decide it (one-sided paired t-test, 5 %, the "
