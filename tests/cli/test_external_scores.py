@@ -44,7 +44,7 @@ def test_the_page_says_what_the_scores_say(tmp_path: Path) -> None:
     assert result.run.algo == "scores" and result.utility is None and result.verdict == "unprotected"
     assert result.findings[0].auc == pytest.approx(roc_auc_score(content["member"], content["scores"]))
     page = (tmp_path / "run" / "report.html").read_text()
-    assert "brought from elsewhere" in page and "<svg" in page
+    assert "comes from elsewhere" in page and "<svg" in page
     assert "utility" not in json.loads((tmp_path / "run" / "findings.json").read_text())
     assert list((tmp_path / "run" / "figures").glob("roc-*.svg"))
 

@@ -91,7 +91,7 @@ CASES: list[tuple[str, Findings, tuple[str, str, str], str]] = [
     ("unprotected, only the AUC is above guessing", run([row(NOTHING, auc=0.7, auc_ci=[0.6, 0.8])], "unprotected", "inf"), ("do_not_share", "bad", "Do not share"), "attack works"),
     ("contradiction", run([BROKEN], "contradiction", 0.9), ("do_not_share", "bad", "Do not share"), "does not hold"),
     ("contradiction of a smoke run", run([BROKEN], "contradiction", 0.9, preset="smoke"), ("do_not_share", "bad", "Do not share"), "does not hold"),
-    ("untested", run([row(NOTHING)], "untested", 2.0, untested=["m, noise: no test"]), ("share_only_under", "warn", "Share only under ε = 2"), "not all that its limit rests on"),
+    ("untested", run([row(NOTHING)], "untested", 2.0, untested=["m, noise: no test"]), ("share_only_under", "warn", "Share only under ε = 2"), "some part of what its limit rests on"),
     ("not contradicted, small limit", run([row(NOTHING)], "consistent", 2.0), ("share_only_under", "good", "Share only under ε = 2"), "no attack"),
     ("not contradicted, an attack within the limit", run([row(STRONG)], "consistent", 7.9), ("share_only_under", "good", "Share only under ε = 7.9"), "no attack"),
     ("not contradicted, at the limit of 8", run([row(NOTHING)], "consistent", 8.0), ("share_only_under", "good", "Share only under ε = 8"), "no attack"),
@@ -125,7 +125,7 @@ def test_no_condition_is_left_out() -> None:
         "above 8",
         "m, noise: no test",
         "m, sampling: no test",
-        "does not say",
+        "does not record the source",
         "larger sample",
     ):
         assert words in said, words
