@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from privdd import selftest, verify
+from privdd import gate, selftest, verify
 from privdd.api import audit
 from privdd.blackbox.arguments import parse_arguments as read_check
 from privdd.canary.arguments import parse_canary_arguments as read_canary
@@ -80,6 +80,9 @@ def test_the_commands_are_accepted(line: str, mine: Path) -> None:
         return
     if module == "privdd.verify":
         assert verify.verify_parser().parse_args(argv).run
+        return
+    if module == "privdd.gate" or argv == ["--init"]:
+        assert gate.gate_parser().parse_args(argv)
         return
     if module == "privdd.selftest":
         assert selftest.parse_selftest_arguments(argv).profile
