@@ -212,11 +212,10 @@ def audit_client_updates(
     }
     best = "joint" if "joint" in signals else "alignment"
     attacks |= {"lira": Lira(best, settings.confidence), "rmia": Rmia(best, settings.confidence)} if shadows else {}
-    missing = [] if shadows else ["lira", "rmia"]
+    missing = {} if shadows else dict.fromkeys(("lira", "rmia"), NO_SHADOWS)
     budget = error_budget(settings.confidence, len(attacks) + len(missing), 0)
     keys = Keys(settings.seed)
-    judged = judge_attacks(view, attacks, game, keys, budget, note)
-    judged += findings_without_attack(view.surface, missing, NO_SHADOWS, note)
+    judged = judge_attacks(view, attacks, missing, game, keys, budget, note)
     judged += _judge_inversions(view, train, heldout, local, keys, f"round {mine[0].round} alone; {note}")
     done, notes = time.monotonic(), {"note": GLOBAL_DRAWS} if drew else {}
     facts = target_facts("updates", train, heldout, game, judged, None, about.get("notes", []))

@@ -206,9 +206,15 @@ class JudgedAttack:
 
 
 def judge_attacks(
-    view: View, attacks: Mapping[str, Attack], game: CoinGame, keys: Keys, budget: ErrorBudget, note: str
+    view: View,
+    attacks: Mapping[str, Attack],
+    missing: Mapping[str, str],
+    game: CoinGame,
+    keys: Keys,
+    budget: ErrorBudget,
+    note: str,
 ) -> list[JudgedAttack]:
-    """Each membership attack on the view, whose worlds' row 0 is the target; one that cannot run says why.
+    """Each membership attack on the view, whose worlds' row 0 is the target; one that cannot run says why, as do ``missing`` ones.
 
     note: where the view comes from, in words (it also names the
     random stream). Raises ValueError where a view has no worlds.
@@ -221,6 +227,8 @@ def judge_attacks(
         except (ValueError, ArithmeticError, torch.linalg.LinAlgError) as error:  # on few records, or odd ones
             why = " ".join(str(error).split())[:200]
             found += findings_without_attack(view.surface, [name], f"it could not run ({why})", note)
+    for name, why in missing.items():
+        found += findings_without_attack(view.surface, [name], why, note)
     return found
 
 

@@ -14,10 +14,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from attacks.validation import check_archive
 from privdd.blackbox.target import load_target
 from privdd.core.validation import BadConfig
-from privdd.external.records import LabelledRecords, RecordFormat, align_columns
+from privdd.external.records import LabelledRecords, RecordFormat, align_columns, read_archive
 from privdd.runtime.files import DamagedRun, read_bytes
 from privdd.runtime.run_folder import LARGEST_TENSORS, read_tensors
 
@@ -459,13 +458,10 @@ def _unwrap_state_dict(found: Any) -> Any:
 def _read_archive(path: Path) -> Mapping[str, Tensor] | list[Tensor]:
     """Arrays of ``numpy.savez``: by name, or in order where they were given none (arr_0, arr_1, ...)."""
     try:
-        check_archive(path)
-        with np.load(path, allow_pickle=False) as stored:
-            arrays = {name: torch.from_numpy(np.array(stored[name])) for name in stored.files}
-    except Exception as error:  # a damaged zip raises EOFError, zlib.error, NotImplementedError and others
-        raise BadConfig(
-            f"target.weights={path}: not an .npz of plain arrays ({' '.join(str(error).split())[:80]})"
-        ) from error
+        found, _ = read_archive(f"target.weights={path}", path)
+        arrays = {name: torch.from_numpy(np.array(value)) for name, value in found.items()}
+    except TypeError as error:  # text, and numbers that torch does not have
+        raise BadConfig(f"target.weights={path}: not an .npz of plain numbers ({str(error)[:80]})") from error
     if set(arrays) == {f"arr_{at}" for at in range(len(arrays))}:
         return [arrays[f"arr_{at}"] for at in range(len(arrays))]
     return arrays

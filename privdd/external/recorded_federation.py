@@ -209,7 +209,7 @@ def audit_recorded_client(
     budget = error_budget(settings.confidence, sum(map(len, attacks)), 0)
     judged: list[JudgedAttack] = []
     for view, those in zip(views, attacks):
-        judged += judge_attacks(view, those, game, Keys(settings.seed), budget, RECORDED_NOTE)
+        judged += judge_attacks(view, those, {}, game, Keys(settings.seed), budget, RECORDED_NOTE)
     about = {"recording": str(recording.head.get("library", "")), "client": node, "records": [len(train), len(heldout)]}
     accuracy = (
         float((_model_outputs(model, heldout).argmax(1) == heldout.y).double().mean()) if final is not None else None

@@ -126,20 +126,23 @@ def read_records(key: str, path: Path, *, least: int = MIN_RECORDS, labels: bool
         raise BadConfig(f"{where}: no such file")
     if path.suffix.lower() in (".pkl", ".pickle", ".joblib", ".csv"):
         raise BadConfig(f"{where}: an .npz with arrays x and y is needed (np.savez('{path.stem}.npz', x=x, y=y))")
-    try:
-        check_archive(path)
-        with np.load(path, allow_pickle=False) as stored:
-            arrays = {name: stored[name] for name in ("x", "y") if name in stored.files}
-            found = sorted(stored.files)
-    except Exception as error:  # a damaged zip raises EOFError, zlib.error, NotImplementedError and others
-        why = " ".join(str(error).split())[:120]
-        raise BadConfig(f"{where}: not an .npz of plain arrays ({why})") from error
+    arrays, found = read_archive(where, path, ("x", "y"))
     if not {"x", *["y"] * labels} <= set(arrays):
         raise BadConfig(
             f"{where}: {'arrays x and y are' if labels else 'an array x is'} needed, "
             f"found {', '.join(found)[:200] or 'none'}"
         )
     return records_from_arrays(where, arrays["x"], arrays.get("y"), least=least)
+
+
+def read_archive(where: str, path: Path, only: Sequence[str] = ()) -> tuple[dict[str, NDArray[Any]], list[str]]:
+    """Arrays of an npz, all or those of ``only``, and the names of all. Raises BadConfig, beginning with ``where``."""
+    try:
+        check_archive(path)
+        with np.load(path, allow_pickle=False) as stored:
+            return {name: stored[name] for name in stored.files if name in (only or stored.files)}, sorted(stored.files)
+    except Exception as error:  # a damaged zip raises EOFError, zlib.error, NotImplementedError and others
+        raise BadConfig(f"{where}: not an .npz of plain arrays ({' '.join(str(error).split())[:120]})") from error
 
 
 def records_from_arrays(key: str, x: Any, y: Any = None, *, least: int = MIN_RECORDS) -> LabelledRecords:

@@ -279,10 +279,12 @@ def audit_synthetic_data(
     pictures = train.has_pictures and heldout.has_pictures
     scale = coordinate_scales(game.reference.x, pictures)
     view = _synthetic_view([synthetic, *sets], game, scale, pictures, stated, keys)
-    attacks, missing = _synthetic_attacks(view, shadows, settings.confidence), [] if shadows else ["lira", "rmia"]
+    attacks, missing = (
+        _synthetic_attacks(view, shadows, settings.confidence),
+        {} if shadows else dict.fromkeys(("lira", "rmia"), NO_GENERATOR),
+    )
     budget = error_budget(settings.confidence, len(attacks) + len(missing), 0)
-    judged = judge_attacks(view, attacks, game, Keys(settings.seed), budget, SYNTHETIC_NOTE)
-    judged += findings_without_attack(view.surface, missing, NO_GENERATOR, SYNTHETIC_NOTE)
+    judged = judge_attacks(view, attacks, missing, game, Keys(settings.seed), budget, SYNTHETIC_NOTE)
     apart = heldout.select_rows(game.repeats.outside)
     judged += _judge_copies(view.surface, synthetic, train, apart, scale, pictures, keys)
     judged += _judge_risks(view.surface, synthetic, train, apart, scale, keys)

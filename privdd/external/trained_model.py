@@ -22,15 +22,13 @@ from attacks.membership.rmia import Rmia
 from attacks.membership.signals import logit_scaled
 from attacks.membership.threshold import LossThreshold
 from attacks.types import Adversary, Evidence, Knowledge, Surface, View, Worlds
-from privdd.auditing.attack_tasks import ErrorBudget, error_budget
+from privdd.auditing.attack_tasks import error_budget
 from privdd.core.rng import Keys
 from privdd.core.validation import BadConfig, check_integer, check_share
 from privdd.external.membership_game import (
     MAX_ACCURACY_RECORDS,
     CoinGame,
-    JudgedAttack,
     draw_coin_game,
-    findings_without_attack,
     judge_attacks,
     target_facts,
 )
@@ -140,9 +138,8 @@ def audit_trained_model(
     missing = {} if shadows else dict.fromkeys(SHADOW_ATTACKS, NO_TRAINING)
     missing |= {} if "label_only" in attacks else {"label_only": NO_COPIES}
     budget = error_budget(settings.confidence, len(attacks) + len(missing), 0)
-    judged = _judge_model(
-        _model_view(game, logits, classes, stated, keys), attacks, missing, game, settings.seed, budget
-    )
+    view = _model_view(game, logits, classes, stated, keys)
+    judged = judge_attacks(view, attacks, missing, game, Keys(settings.seed), budget, MODEL_NOTE)
     at = torch.from_numpy(some)
     right = (_accuracy_of(predict, train.select_rows(at), classes), _accuracy_of(predict, heldout, classes))
     read = OUTPUT_KINDS[predict.reading]
@@ -204,20 +201,6 @@ def _model_attacks(
     if shadows:
         found |= {name: attack(**given) for name, attack in SHADOW_ATTACKS.items()}
     return found
-
-
-def _judge_model(
-    view: View,
-    attacks: Mapping[str, MembershipAttack],
-    missing: Mapping[str, str],
-    game: CoinGame,
-    seed: int,
-    budget: ErrorBudget,
-) -> list[JudgedAttack]:
-    found = judge_attacks(view, attacks, game, Keys(seed), budget, MODEL_NOTE)
-    return found + [
-        row for name, why in missing.items() for row in findings_without_attack(view.surface, [name], why, MODEL_NOTE)
-    ]
 
 
 def _accuracy_of(predict: Predictor, records: LabelledRecords, classes: int) -> float:
