@@ -6,7 +6,7 @@ ARGS ?=
 # of speed, minutes in all; the others take hours, or measure findings: python -m benchmarks.NAME --help
 BENCHMARKS = gate overhead dp_sgd dp_distillation simulation engines worlds inversion accounting
 
-.PHONY: audit smoke test fast nightly lint types docs benchmarks lock clean help
+.PHONY: audit smoke test nightly lint types docs benchmarks lock clean help
 
 audit: $(VENV)/.runtime          ## install, then audit FedFed on real digits to a report
 	$(BIN)/python -m privdd.audit algo=fedfed $(ARGS) || [ $$? -eq 2 ]  # 2: a stated limit was broken
@@ -14,14 +14,13 @@ audit: $(VENV)/.runtime          ## install, then audit FedFed on real digits to
 smoke: $(VENV)/.runtime          ## the same in under a minute
 	$(BIN)/python -m privdd.audit algo=fedfed preset=smoke $(ARGS) || [ $$? -eq 2 ]
 
-test: $(VENV)/.dev               ## install with the test tools, then run all tests; PRIVDD_TEST_ORDER=SEED shuffles them
+test: $(VENV)/.dev               ## install with the test tools, then run the tests; PRIVDD_TEST_ORDER=SEED shuffles them
+	sh tools/test_extras.sh $(BIN)/python
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not nightly" $(ARGS)
+
+nightly: $(VENV)/.dev            ## hours: all tests, every profile and privacy layer at both presets, the whole self-test
 	sh tools/test_extras.sh $(BIN)/python
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
-
-fast: $(VENV)/.dev               ## the same without the slowest tests (tests/slow.txt): under 8 minutes on 2 cores
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow" $(ARGS)
-
-nightly: test                    ## hours: all tests, every profile and privacy layer at both presets, the whole self-test
 	for p in smoke default; do $(BIN)/python -m benchmarks.presets --preset $$p --timeout 7200 || exit 1; done
 	$(BIN)/python -m privdd.selftest
 

@@ -42,7 +42,8 @@ SMALL_AUDIT = [
     "audit.guarantee.runs=20", "audit.guarantee.slow_runs=20", "audit.guarantee.images=1", "attack.gradient_inversion.method.iterations=5",
     "attack=[lira,loss_threshold,label_counts,known_neighbour,gradient_inversion]",
 ]  # fmt: skip
-SLOW = Path(__file__).with_name("slow.txt")  # written by tools/slow_tests.py
+LONGEST = ("test_noise_and_sampling_test_planted_faults.py", "test_sound_but_odd.py", "test_what_leaves.py", "test_run_folder.py")
+NIGHTLY = Path(__file__).with_name("nightly.txt")
 FEDAVG = ["algo=fedavg", "algo.rounds=2", "algo.local_epochs=3"]
 FEDFED = ["algo.distill_rounds=2", "algo.base.rounds=1"]
 PICTURES = "attack=[lira,loss_threshold,label_counts,gradient_inversion,copy_detection]"  # the last of two lists counts
@@ -72,18 +73,25 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     return report
 
 
+def nightly_tests() -> frozenset[str]:
+    """The files, tests and single cases that nightly.txt names."""
+    lines = NIGHTLY.read_text(encoding="utf-8").splitlines()
+    return frozenset(line for line in lines if line and not line.startswith("#"))
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks the tests of slow.txt, and takes the files with most of them first: else one of them runs on while the other
+    """Marks the tests of nightly.txt, and takes the largest files first: else one of them runs on while the other
     worker has nothing left. PRIVDD_TEST_ORDER=SEED: files in random order, and the tests of each file too."""
-    slow = set(SLOW.read_text(encoding="utf-8").splitlines())
+    nightly = nightly_tests()
     files: dict[Path, list[pytest.Item]] = {}
     for item in items:
         files.setdefault(item.path, []).append(item)
-        if item.nodeid in slow:
-            item.add_marker(pytest.mark.slow)
+        file, test = item.nodeid.split("::")[0], item.nodeid.split("[")[0]
+        if {file, test, item.nodeid} & nightly:
+            item.add_marker(pytest.mark.nightly)
     order, seed = list(files.values()), os.environ.get("PRIVDD_TEST_ORDER")
     if seed is None:
-        order.sort(key=lambda tests: -sum(item.nodeid in slow for item in tests))
+        order.sort(key=lambda tests: tests[0].path.name not in LONGEST)
     else:
         shuffled = random.Random(int(seed))
         shuffled.shuffle(order)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 from collections.abc import Callable
@@ -40,7 +39,6 @@ def test_no_two_statements_exclude_each_other(name: str, audited: Callable[[str]
     assert page_contradictions(with_page(audited(name).path, tmp_path / "run")) == []
 
 
-@pytest.mark.skipif("PRIVDD_NIGHTLY" not in os.environ, reason="minutes each: PRIVDD_NIGHTLY=1 runs them")
 @pytest.mark.parametrize("name", NIGHTLY)
 def test_no_page_at_the_default_preset_contradicts_itself(name: str, tmp_path: Path) -> None:
     from privdd.cli.compose import compose_config
