@@ -50,7 +50,7 @@ def test_the_same_noised_numbers_in_two_forms_are_one_release(noise: str) -> Non
         noised = v + getattr(rng, noise)(0.0, scale, v.shape)
         return {"delta": noised, "weights": np.linspace(-1, 1, v.size) + noised}
 
-    found = _checked(sound, {"epsilon": 1.0} if noise == "laplace" else GAUSSIAN)
+    found = _checked(sound, {"epsilon": 1.0, "delta": 0} if noise == "laplace" else GAUSSIAN)
     assert not found.refuted and found.certified > 0.5, found.says
 
 
@@ -71,7 +71,7 @@ def test_the_same_numbers_with_noise_of_their_own_are_two_releases() -> None:
         v = _clipped(_flat(update), 1)
         return {name: v + rng.laplace(0.0, 1.0, v.shape) for name in ("delta", "weights")}
 
-    assert _checked(faulty, {"epsilon": 1.0}).refuted
+    assert _checked(faulty, {"epsilon": 1.0, "delta": 0}).refuted
 
 
 def _huber(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
@@ -94,7 +94,7 @@ def test_noise_that_is_normal_up_to_three_deviations_only_is_not_taken_for_norma
         assert not is_law_confirmed("gaussian", Transcripts(odd, ["f"] * 24_000), all_moved)
         beside = np.concatenate([rng.standard_normal((24_000, 1, 25)), odd], axis=2)
         assert not is_law_confirmed("gaussian", Transcripts(beside, ["f"] * 24_000), np.arange(50) >= 25)
-    found = _checked(lambda update: _clipped(_flat(update), 1) + _huber(rng, (25,)), {"epsilon": 3.0}, calls=250_000,
+    found = _checked(lambda update: _clipped(_flat(update), 1) + _huber(rng, (25,)), {"epsilon": 3.0, "delta": 0}, calls=250_000,
                      tried=InputShapes(structures=(((25,),),)))
     assert not found.refuted and found.certified > 1.5, found.says
     assert OTHER.format(law="gaussian") in found.notes
@@ -196,5 +196,5 @@ class Sticky:
 def test_noise_that_depends_on_the_answer_shows_between_calls_without_the_record(by_answer: bool) -> None:
     secrets = iter(range(10**9))
     made = partial(Sticky, by_answer, lambda: next(secrets))
-    found = _checked(type("Made", (), {"__new__": lambda cls: made()}), {"epsilon": 1.0}, "records", 400_000)
+    found = _checked(type("Made", (), {"__new__": lambda cls: made()}), {"epsilon": 1.0, "delta": 0}, "records", 400_000)
     assert found.refuted == by_answer, found.says
