@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import math
-import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -267,11 +266,11 @@ def print_run_line(experiment: Any, path: Path) -> None:
 
 
 # --- tracking ----------------------------------------------------------------------------------
-# Scalars of a finished run for a viewer: TensorBoard, MLflow or Weights & Biases. findings.json remains the result.
+# Scalars of a finished run for a viewer: TensorBoard. findings.json remains the result.
 
 
 TRACKED_MEASURES = ("auc", "epsilon_measured", "psnr", "ssim", "lpips", "label_accuracy", "kappa")
-TRACKERS = ("tensorboard", "mlflow", "wandb")  # each the name of its package and of its extra
+TRACKERS = ("tensorboard",)
 
 
 def check_tracking(choice: Any) -> None:
@@ -281,68 +280,21 @@ def check_tracking(choice: Any) -> None:
     if choice not in TRACKERS:
         raise BadConfig(f"tracking={choice}: allowed are null, {', '.join(TRACKERS)}")
     if importlib.util.find_spec(choice) is None:
-        extra = "tracking" if choice == "tensorboard" else choice
-        raise BadConfig(f"tracking={choice}: the package is missing; pip install 'privdd[{extra}]'")
+        raise BadConfig(f"tracking={choice}: the package is missing; pip install 'privdd[tracking]'")
 
 
 def track_run(choice: Any, folder: Path, accuracy: Sequence[float], scalars: Mapping[str, float]) -> None:
-    """Accuracy by round and single numbers; does nothing where no tracker is chosen.
-
-    Infinite numbers are left out: the viewers have no place for them. Without settings of their own MLflow writes
-    below ``folder/mlflow`` and Weights & Biases, offline, into ``folder-wandb`` beside it (it
-    leaves links, and a run folder holds plain files only).
-    """
+    """Accuracy by round and single numbers, but for infinite ones, for TensorBoard; nothing where no tracker is chosen."""
     if choice is None:
         return
-    points = [("accuracy", value, at) for at, value in enumerate(accuracy, 1)]
-    points += [(name, value, len(accuracy)) for name, value in scalars.items() if math.isfinite(value)]
-    {"tensorboard": _track_tensorboard, "mlflow": _track_mlflow, "wandb": _track_wandb}[choice](folder, points)
-
-
-TrackedPoints = Sequence[tuple[str, float, int]]
-
-
-def _track_tensorboard(folder: Path, points: TrackedPoints) -> None:
     from torch.utils.tensorboard import SummaryWriter
 
     with SummaryWriter(log_dir=str(folder / "tensorboard")) as writer:
-        for name, value, step in points:
-            writer.add_scalar(name, value, step)
-
-
-def _track_mlflow(folder: Path, points: TrackedPoints) -> None:
-    """To MLFLOW_TRACKING_URI where it is set, else to a file in the run's folder."""
-    import mlflow
-
-    if "MLFLOW_TRACKING_URI" not in os.environ:
-        (folder / "mlflow").mkdir(parents=True, exist_ok=True)
-        mlflow.set_tracking_uri(f"sqlite:///{(folder / 'mlflow' / 'mlflow.db').resolve()}")
-    mlflow.set_experiment("privdd")
-    with mlflow.start_run(run_name=folder.name):
-        for name, value, step in points:
-            mlflow.log_metric(_metric_name(name), value, step=step)
-
-
-def _metric_name(name: str) -> str:
-    """Of the characters that MLflow takes in a metric's name."""
-    return "".join(c if c.isalnum() or c in "_-. /" else "_" for c in name)
-
-
-def _track_wandb(folder: Path, points: TrackedPoints) -> None:
-    """Offline unless WANDB_MODE says otherwise; ``wandb sync`` sends the folder later."""
-    import wandb
-
-    beside = folder.with_name(f"{folder.name}-wandb")
-    beside.mkdir(parents=True, exist_ok=True)
-    settings = {"mode": os.environ.get("WANDB_MODE", "offline"), "dir": str(beside)}
-    with wandb.init(project="privdd", name=folder.name, **settings) as run:  # type: ignore[arg-type]
-        for step, values in _points_by_step(points):
-            run.log(values, step=step)
-
-
-def _points_by_step(points: TrackedPoints) -> Iterator[tuple[int, dict[str, float]]]:
-    for step in sorted({step for _, _, step in points}):
-        yield step, {name: value for name, value, at in points if at == step}
+        for step, value in enumerate(accuracy, 1):
+            writer.add_scalar("accuracy", value, step)
+        for name, value in scalars.items():
+            if math.isfinite(value):
+                writer.add_scalar(name, value, len(accuracy))
 
 
 def tracked_scalars(findings: Findings) -> dict[str, float]:
