@@ -45,13 +45,9 @@ from privdd.privacy.mechanism import Mechanism
 from privdd.privacy.noise import settings_hash
 from privdd.runtime.engine import Engine
 
-# --- standardise -------------------------------------------------------------------------------
-# ``data.standardise``: the method's classifiers standardise the images that they are given.
-#
 # Images stay in [0, 1] wherever else they are: in attacks and their distances, in what mechanisms clip, in pictures. For
 # methods that average models this is what standardising the records would be. Methods that learn images (FedDM, FedLGD)
 # learn them in [0, 1], where the papers' code learns them in the standardised space.
-
 
 STANDARDISED_CLASSIFIERS = ("convnet", "resnet18", "smallcnn", "simplecnn", "lenet", "mlp")
 NO_IMAGE_INPUT = {  # their classifiers read what is no image: constants of images mean nothing there
@@ -86,10 +82,6 @@ def _add_scale(node: Any, scale: Scale) -> Any:
     if own or (str(node.get("_target_")).endswith(".ModelSpec") and node.get("name") in STANDARDISED_CLASSIFIERS):
         made["scale"] = [list(part) for part in scale]
     return made
-
-
-# --- assemble ----------------------------------------------------------------------------------
-# From a composed config to the objects of a run; whatever cannot run is refused here, before anything is computed.
 
 
 MAX_ROUNDS = 10**6  # each is planned one by one

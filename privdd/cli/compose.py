@@ -21,10 +21,6 @@ from omegaconf.errors import OmegaConfBaseException
 from privdd.cli.sweeps import point_name
 from privdd.core.validation import BadConfig
 
-# --- config ------------------------------------------------------------------------------------
-# Configs: where the files are, the resolvers they use, and a one-line message for every mistake in them.
-
-
 PRESETS = ("smoke", "default", "paper")
 CONFIG_GROUPS = (
     "algo", "algo/base", "algo/inner", "algo/virtual", "attack", "base", "data", "engine", "experiment", "model", "partition", "preset",
@@ -216,10 +212,6 @@ def run_guarded(main: Callable[[], int]) -> int:
     except KeyboardInterrupt as stop:
         print(f"\nprivdd: stopped{': ' + str(stop) if str(stop) else ''}", file=sys.stderr)
         return 130
-
-
-# --- quoting -----------------------------------------------------------------------------------
-# Paths on the command line: Hydra's grammar takes plain letters only, so others are quoted for it, and for the shell.
 
 
 PATH_SETTINGS = ("data.root", "run", "resume", "scores", "hydra.run.dir", "hydra.sweep.dir")

@@ -41,10 +41,6 @@ from privdd.core.validation import BadConfig
 from privdd.runtime.files import check_plain_folder
 from privdd.runtime.startup import keep_freed_memory, start_forkserver
 
-# --- help --------------------------------------------------------------------------------------
-# ``--help`` and ``--version`` of ``privdd.audit`` and ``privdd.train``.
-
-
 COMMAND_PURPOSES = {
     "audit": "Train federated clients, attack everything that leaves one of them, and test the stated privacy limit.",
     "train": "Train federated clients and account for what they release, without attacks.",
@@ -121,14 +117,6 @@ HELP_ENDINGS = {
     ),
     "train": ("Exit status: 0 done; 1 error.", READ_ON_TEXT),
 }
-
-
-# --- main --------------------------------------------------------------------------------------
-# What ``privdd.audit`` and ``privdd.train`` share: argument checks, Hydra, resume, exit status.
-#
-# What takes long to import (torch, scipy) is imported after the command line was checked, so that a mistyped one is
-# refused at once.
-
 
 CommandRun = Callable[[DictConfig, Path, Sequence[str]], int]
 WORKER_MODULES = {  # command -> modules that its worker processes need; torch imports torch._dynamo at its first vmap

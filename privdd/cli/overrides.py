@@ -1,7 +1,7 @@
 """What was typed: unknown keys, files and options, and values of a wrong type or out of range, are refused before anything slow is imported.
 
 Every refusal of a value is one that the full check would make too, in the same words: types and ranges are read from the
-source of the class (``source_definitions``). What cannot be told from it is left to the full check.
+source of the class (``declared_settings``). What cannot be told from it is left to the full check.
 """
 
 from __future__ import annotations
@@ -26,30 +26,23 @@ from privdd.cli.compose import (
     group_choices,
     user_config_folders,
 )
+from privdd.cli.declared_settings import check_declared_ranges, declared_type, with_defaults
 from privdd.cli.secret import SECRET_KEY as SECRET
 from privdd.cli.settings import iterate_settings, to_plain_settings
-from privdd.cli.source_definitions import OWN_PACKAGES, NeedsImport, SourceDefinitions, declared_type
-from privdd.cli.type_check import HYDRA_KEYS, TypeCheck, check_setting_numbers, describe_type, fits_type, suggest_name
+from privdd.cli.type_check import TypeCheck, check_setting_numbers, describe_type, fits_type, suggest_name
+from privdd.core import group_settings
 from privdd.core.validation import BadConfig, setting_error
 
-# --- early check -------------------------------------------------------------------------------
-# What can be told of a typed value before anything slow is imported: its type, and the range that its class checks.
-#
-# Every refusal here is one that the full check would make too, in the same words: types are read from the source
-# (``written_types``) and ranges are checked by the class's own ``__post_init__`` (``source_twins``). What neither can tell
-# is left to the full check.
-
-
 FlatSettings = dict[str, Any]
-GROUP_TARGETS = {  # groups without a _target_, and what is called with their settings
-    "partition": "privdd.data.partition.Partition",
-    "engine": "privdd.runtime.engine.Engine",
-    "capture": "privdd.federated.experiment.CaptureSettings",
-    "trust": "privdd.federated.secure_aggregation.Trust",
-    "data": "privdd.data.sources.load_dataset",
+GROUP_TARGETS = {  # groups without a _target_, what is called with their settings, and their rules
+    "partition": ("privdd.data.partition.Partition", group_settings.check_partition),
+    "engine": ("privdd.runtime.engine.Engine", group_settings.check_engine),
+    "capture": ("privdd.federated.experiment.CaptureSettings", group_settings.check_capture),
+    "trust": ("privdd.federated.secure_aggregation.Trust", group_settings.check_trust),
+    "data": ("privdd.data.sources.load_dataset", group_settings.check_data),
 }
-GROUP_CHECKS = {**GROUP_TARGETS, "data": "privdd.data.sources.check_data_settings"}
-TARGET_KEY = HYDRA_KEYS[0]
+TARGET_KEY = "_target_"
+MODEL_TARGET = "privdd.models.ModelSpec"
 
 
 def check_changed_settings(config: DictConfig, base: DictConfig) -> None:
@@ -71,55 +64,36 @@ def check_changed_settings(config: DictConfig, base: DictConfig) -> None:
         _check_setting_type(check, now, key, value)
     if any(now.get(word) is not None for word in ("run", "resume", "scores")):
         return  # these make nothing of it
-    twins = SourceDefinitions()
     for place in _changed_nodes(changed):
-        _check_setting_range(twins, place, _node_at(now, place))
+        with suppress(TypeError, AttributeError):  # the full check will meet it, and say what it means
+            if place in GROUP_TARGETS:
+                target, check_group = GROUP_TARGETS[place]
+                check_group(with_defaults(target, _node_at(now, place)))
+            else:
+                _check_node_ranges(_node_at(now, place))
 
 
 def _check_setting_type(check: TypeCheck, config: Mapping[str, Any], key: str, value: Any) -> None:
     check_setting_numbers(key, value, check.source_key_of(key))
     place, _, name = key.rpartition(".")
     node = _node_at(config, place)
-    target = GROUP_TARGETS.get(place) or (node.get(TARGET_KEY) if isinstance(node, dict) else None)
+    target = (
+        GROUP_TARGETS[place][0] if place in GROUP_TARGETS else node.get(TARGET_KEY) if isinstance(node, dict) else None
+    )
     kind = declared_type(target, name) if isinstance(target, str) else None
     if kind is not None and not fits_type(value, kind):
         raise setting_error(check.source_key_of(key), value, describe_type(kind))
 
 
-def _check_setting_range(twins: SourceDefinitions, place: str, node: Any) -> None:
-    try:
-        if place in GROUP_CHECKS:
-            made, named = twins.find_definition(GROUP_CHECKS[place]), node
-        else:
-            made, named = _build_from_source, {"twins": twins, "node": node}
-        made(**named)
-    except ValueError:
-        raise
-    except Exception:  # NeedsImport, or an error that the full check will meet, and say what it means
-        return
-
-
-def _build_from_source(twins: SourceDefinitions, node: Any) -> Any:
-    """A node as Hydra would build it, of twins. Raises what its class raises, and NeedsImport where a part has no twin."""
-    if isinstance(node, list):
-        return [_build_from_source(twins, one) for one in node]
-    if not isinstance(node, dict):
-        return node
-    if TARGET_KEY not in node:
-        return {name: _build_from_source(twins, one) for name, one in node.items()}
-    ours = (
-        str(node[TARGET_KEY]).split(".")[0] in OWN_PACKAGES
-    )  # whether others may be called at all, the full check decides
-    if not ours or any(name in node for name in (*HYDRA_KEYS[1:], "_args_")):
-        raise NeedsImport(str(node[TARGET_KEY]))
-    kind: Any = twins.find_definition(node[TARGET_KEY])
-    if not isinstance(kind, type):
-        raise NeedsImport(str(node[TARGET_KEY]))
-    parts = {name: _build_from_source(twins, one) for name, one in node.items() if name != TARGET_KEY}
-    made: Any = object.__new__(kind)
-    with suppress(NameError):  # a check that cannot come to its end, since it reads a file say: the whole has its own
-        kind.__init__(made, **parts)  # type: ignore[misc]
-    return made
+def _check_node_ranges(node: Any) -> None:
+    """Every ``_target_`` at or below a node, the inner ones first, as they are built."""
+    for inner in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
+        _check_node_ranges(inner)
+    target = str(node[TARGET_KEY]) if isinstance(node, dict) and TARGET_KEY in node else ""
+    if target == MODEL_TARGET:
+        group_settings.check_model(with_defaults(target, node))
+    elif target:
+        check_declared_ranges(target, node)
 
 
 def _changed_nodes(changed: FlatSettings) -> list[str]:
@@ -142,10 +116,6 @@ def _node_at(config: Any, place: str) -> Any:
     for part in place.split("."):
         config = config.get(part) if isinstance(config, dict) else None
     return config
-
-
-# --- overrides ---------------------------------------------------------------------------------
-# What was typed: unknown keys, groups' files and options are refused, each with a suggestion. Quick to import.
 
 
 HYDRA_OPTIONS = (

@@ -16,10 +16,6 @@ from privdd.cli.stored_config import OUTSIDE_SETTINGS, check_outside_settings, r
 from privdd.cli.unused_settings import check_engine_settings_used
 from privdd.core.validation import BadConfig
 
-# --- again -------------------------------------------------------------------------------------
-# ``resume=DIR`` and ``run=DIR``: the stored config of a run, with the few settings that may be others.
-
-
 # Settings that do not affect what clients send, so they may change: a resumed run must give the result of one that
 # was never interrupted, and a stored run that is attacked again keeps its own audited records.
 CHANGEABLE_AUDIT_SETTINGS = (
@@ -126,10 +122,6 @@ def _keep_threads(config: DictConfig, threads: int, asked_for: bool) -> None:
             f"otherwise; leave it at {threads}"
         )
     config.engine.threads = threads
-
-
-# --- unchanged ---------------------------------------------------------------------------------
-# Whether a folder holds the run that a config asks for; else nothing in it may be gone on with, or shown as its result.
 
 
 def check_same_config(path: Path, config: DictConfig) -> None:

@@ -26,10 +26,6 @@ from privdd.runtime.manifest import seal_folder
 from privdd.runtime.run_folder import RunFolder
 from privdd.runtime.workers import torch_threads
 
-# --- runs --------------------------------------------------------------------------------------
-# One run from start to end: folder, config, training or audit, report, exit status.
-
-
 CONTRADICTION_STATUS = 2
 
 
@@ -263,10 +259,6 @@ def print_run_line(experiment: Any, path: Path) -> None:
         print(
             f"privdd: on {experiment.run.device}: {experiment.plan.method.audit_hooks.on_gpu}; {rest}", file=sys.stderr
         )
-
-
-# --- tracking ----------------------------------------------------------------------------------
-# Scalars of a finished run for a viewer: TensorBoard. findings.json remains the result.
 
 
 TRACKED_MEASURES = ("auc", "epsilon_measured", "psnr", "ssim", "lpips", "label_accuracy", "kappa")

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from privdd.cli.source_definitions import OWN_PACKAGES
+from privdd.cli.declared_settings import OWN_PACKAGES
 from privdd.core.validation import BadConfig, setting_error
 from privdd.federated.settings import AuditSettings, GuaranteeBudget, HardExampleSettings, PrivacySettings, RunSettings
 from privdd.runtime.files import DamagedRun, read_json, write_json
@@ -28,14 +28,6 @@ from privdd.runtime.renames import TARGET, use_original_names
 
 if TYPE_CHECKING:
     from privdd.federated.secure_aggregation import Trust
-
-
-# --- own code ----------------------------------------------------------------------------------
-# Which version of the user's own code a run is made with: a digest of each file that its settings name.
-#
-# Settings name a training function (``algo.training=net:train``), a network (``model.target=net:Net``) or a class
-# (``_target_``) by its place alone, and the text there may change between two runs. A name leads to one file; what that
-# file imports is not looked at. Nothing is imported here, as a stored config may come from a stranger.
 
 
 CODE_SETTINGS = (TARGET, "training", "target")  # the settings that name code
@@ -113,10 +105,6 @@ def _source_digest(file: Path | None) -> str:
         return hashlib.blake2b(file.read_bytes(), digest_size=8).hexdigest() if file else ""
     except OSError:
         return ""
-
-
-# --- read settings -----------------------------------------------------------------------------
-# From a composed or stored config to typed settings: the last place where a config is read by name.
 
 
 NOT_FINGERPRINTED = (

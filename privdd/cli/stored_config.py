@@ -27,14 +27,6 @@ from privdd.privacy.mechanism import Mechanism
 from privdd.runtime.files import DamagedRun, check_plain_folder, read_bytes
 from privdd.runtime.renames import TARGET, use_current_names
 
-# --- allowed targets ---------------------------------------------------------------------------
-# Which classes a stored config may name: those that privdd ships, by role or by name, and never a function.
-#
-# A run folder may come from a stranger, and Hydra builds whatever ``_target_`` names. So every ``_target_`` of a stored
-# config is checked here before any of them is imported. A config that is composed from the user's own yaml files is the
-# user's own program and is not checked.
-
-
 ALLOWED_ROLES = (Method, Mechanism, Attack)
 ALLOWED_PACKAGES = (
     "privdd.methods",
@@ -202,10 +194,6 @@ def _iterate_mappings(value: Any, key: str) -> Iterator[tuple[str, dict[Any, Any
             if "${" in str(name):
                 raise BadConfig(f"{key}: an interpolation in a name is not allowed in a stored config")
             yield from _iterate_mappings(inner, f"{key}.{name}" if key else str(name))
-
-
-# --- stored config -----------------------------------------------------------------------------
-# config.yaml of a run folder, which may come from a stranger: read with limits, checked before anything is built.
 
 
 MAX_CONFIG_BYTES = 2**20  # bytes

@@ -20,12 +20,6 @@ from omegaconf import DictConfig, OmegaConf
 
 from privdd.core.validation import BadConfig, check_finite, is_number, setting_error
 
-# --- type check --------------------------------------------------------------------------------
-# Check every config value against the type that the code declares for it, before anything is built.
-#
-# A ``_target_`` names a class, or a function that returns an object; its parameters' annotations say what is allowed.
-
-
 HYDRA_KEYS = ("_target_", "_convert_", "_recursive_", "_partial_")
 SCALAR_TYPES: dict[Any, tuple[tuple[str, str], Callable[[Any], bool]]] = {  # names (singular, plural), and the check
     bool: (("true or false",) * 2, lambda v: isinstance(v, bool)),
@@ -205,10 +199,6 @@ def _type_word(kind: Any, *, many: bool = False) -> str:
     if inspect.isclass(made) and issubclass(made, Collection):
         return f"a list of {_type_word(args[0], many=True)}" if args else "a list"
     return "a mapping with a _target_"
-
-
-# --- number bounds -----------------------------------------------------------------------------
-# Numbers that no run can use: infinities, NaN, and lengths of training or of a search that would not end.
 
 
 LENGTH_WORDS = {

@@ -13,7 +13,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from privdd.cli.source_definitions import SourceDefinitions
+from privdd.core.group_settings import SETTINGS_BY_KIND, reads_files
 from privdd.core.validation import BadConfig
 from privdd.federated.settings import PrivacySettings
 
@@ -49,10 +49,9 @@ def check_settings_used(config: DictConfig, typed: Sequence[str]) -> None:
             own = ", ".join(_model_keys(config.algo, "algo")) or "nothing"
             raise _unused_error(config, key, f"algo={_chosen_name(config, 'algo')} has its own, set by {own}")
     check_engine_settings_used(config, given)
-    if "data.root" in given and isinstance(config.data.root, str):
-        reads_files = SourceDefinitions().find_definition("privdd.data.sources.reads_files")
-        if not reads_files(config.data.name, config.data.get("source")):
-            raise _unused_error(config, "data.root", f"data={config.data.name} reads no file")
+    typed_root = "data.root" in given and isinstance(config.data.root, str)
+    if typed_root and not reads_files(config.data.name, config.data.get("source")):
+        raise _unused_error(config, "data.root", f"data={config.data.name} reads no file")
     if {"privacy.epsilon", "privacy.noise_multiplier"} <= set(given):
         both = " ".join(f"privacy.{key}={config.privacy[key]}" for key in ("epsilon", "noise_multiplier"))
         raise BadConfig(f"{both}: one of the two is needed, since epsilon chooses the noise multiplier")
@@ -63,10 +62,7 @@ def check_engine_settings_used(config: DictConfig, keys: Sequence[str]) -> None:
     keys = [key for key in keys if key.startswith("engine.")]
     if not keys:
         return
-    read_by, kind = (
-        SourceDefinitions().find_definition("privdd.runtime.engine.SETTINGS_BY_KIND"),
-        config.engine.get("kind"),
-    )
+    read_by, kind = SETTINGS_BY_KIND, config.engine.get("kind")
     for key in keys:
         name = key.partition("engine.")[2]
         readers = [other for other, names in read_by.items() if name in names]

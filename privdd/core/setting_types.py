@@ -5,17 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-# --- relations ---------------------------------------------------------------------------------
-# What is in or out of the data, and how two neighbouring data sets differ: the words, for what needs no accountant.
-
-
 Relation = Literal["add_remove", "zero_out", "replace"]
 RELATIONS: tuple[str, ...] = get_args(Relation)
 UNITS = ("record", "client")
-
-
-# --- hard counts -------------------------------------------------------------------------------
-# How many audited records are made hard to fit; what is done to them is in ``privdd.data.hard_examples``.
 
 
 @dataclass(frozen=True)

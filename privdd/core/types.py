@@ -9,12 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-# --- types -------------------------------------------------------------------------------------
-# The types of the training stack: records, shards, artifacts, problems.
-#
 # State goes in and comes out; nothing here holds hidden state. That is what makes replay, resume and
 # distribution simple.
-
 
 Tensors = Mapping[str, Tensor]
 State = dict[str, Tensor]
@@ -123,10 +119,6 @@ class Problem:
     def __post_init__(self) -> None:
         if not self.class_list:
             object.__setattr__(self, "class_list", tuple(range(self.classes)))
-
-
-# --- state -------------------------------------------------------------------------------------
-# Flat states: every server state and client memory is one mapping of named tensors.
 
 
 def pack(prefix: str, values: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -8,16 +8,9 @@ from collections.abc import Collection
 from numbers import Integral
 from typing import Any
 
-# --- errors ------------------------------------------------------------------------------------
-# Errors that the user can fix.
-
 
 class BadConfig(ValueError):
     """A config that cannot be run; the message is one line for the user."""
-
-
-# --- checks ------------------------------------------------------------------------------------
-# Checks of single settings: each names the key, the value and what is allowed, in one line.
 
 
 LARGEST_INTEGER = 2**63
@@ -90,10 +83,6 @@ def check_choice(key: str, value: Any, allowed: Collection[str]) -> None:
         raise BadConfig(f"{key}={value}: allowed are {', '.join(allowed)}")
 
 
-# --- typed numbers -----------------------------------------------------------------------------
-# Whole numbers as they are typed on a command line; each refusal is one line with key, text and what is allowed.
-
-
 MAX_LIST_LENGTH = 100  # numbers of one list
 
 
@@ -115,10 +104,6 @@ def parse_integer_list(key: str, text: str) -> tuple[int, ...]:
     if not low <= high < low + MAX_LIST_LENGTH:
         raise BadConfig(f"{key}={text}: from the smaller to the larger, at most {MAX_LIST_LENGTH}")
     return tuple(range(low, high + 1))
-
-
-# --- plain value -------------------------------------------------------------------------------
-# Values as they are typed on a command line.
 
 
 def parse_literal(text: str) -> Any:

@@ -18,9 +18,6 @@ from PIL import Image
 from torch import Generator, Tensor
 from torch.nn import functional as F
 
-# --- image filters -----------------------------------------------------------------------------
-# Filters and warps of images (n, c, h, w) that corruptions are made of; borders are repeated.
-
 
 def filter_channels(x: Tensor, kernel: Tensor) -> Tensor:
     """Each channel through one odd-sided kernel, borders repeated."""
@@ -82,12 +79,8 @@ def displace_pixels(x: Tensor, dx: Tensor, dy: Tensor) -> Tensor:
     return F.grid_sample(x, grid.to(x.dtype), mode="bilinear", padding_mode="border", align_corners=False)
 
 
-# --- textured corruptions ----------------------------------------------------------------------
-# The corruptions that need textures, warps or a codec, with the severities of CIFAR-10-C's code.
-#
 # Not the original: frost is a texture made of noise, where CIFAR-10-C cuts from photos of ice; spattered water is drawn
 # without the relief that it takes from detected edges; lengths that are given for 32 pixels scale with the image.
-
 
 WATER, MUD = (175 / 255, 238 / 255, 238 / 255), (63 / 255, 42 / 255, 20 / 255)
 
@@ -222,14 +215,9 @@ TEXTURED_CORRUPTIONS: dict[str, Callable[[Tensor, int, Generator], Tensor]] = {
     "spatter": _add_spatter,
 }
 
-
-# --- corruptions -------------------------------------------------------------------------------
-# Image corruptions named after CIFAR-10-C (Hendrycks and Dietterich 2019), as plain array code.
-#
 # All nineteen, with its severities 1 to 5; those of weather and lenses are in ``textured_corruptions``, which says where
 # they are not the original. Images are (n, c, h, w) in [0, 1]; every draw comes from the generator. Pixel values are
 # clipped to [0, 1].
-
 
 Corruption = Callable[[Tensor, int, Generator], Tensor]
 

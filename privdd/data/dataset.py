@@ -16,9 +16,6 @@ from torch.nn import functional as F
 from privdd.core.rng import Keys
 from privdd.core.types import Records
 
-# --- dataset -----------------------------------------------------------------------------------
-# A labelled image set, split into train and test, with what it truly is.
-
 
 class DataNotFound(ValueError):
     """The data set is neither on this machine nor could it be fetched; the message says what was tried."""
@@ -102,13 +99,9 @@ def _draw_positions(count: int, limit: int | None, keys: Keys) -> Tensor:
     return torch.randperm(count, generator=keys.torch())[:limit].sort().values
 
 
-# --- standards ---------------------------------------------------------------------------------
-# Mean and standard deviation of each channel, as published: what ``data.standardise`` standardises by.
-#
 # They are constants of the papers' code (the dataset condensation code of Zhao and Bilen, on which FedDM and FedLGD build;
 # torchvision's examples), computed by their authors over public training sets. Nothing is computed from the records at hand,
 # so that no statistic of theirs leaves a client.
-
 
 Scale = tuple[tuple[float, ...], tuple[float, ...]]
 

@@ -23,12 +23,8 @@ from privdd.data.custom import hidden, load_image_folder
 from privdd.data.dataset import DataNotFound, Dataset, dataset_from_pairs
 from privdd.data.readers import load_digits_dataset, load_idx_dataset, load_torchvision_dataset
 
-# --- made digits -------------------------------------------------------------------------------
-# Digit domains that can be made offline: digits over photo patches, and digits typeset in fonts.
-#
 # They stand in for MNIST-M (Ganin et al. 2016) and SynthDigits and are named for what they are:
 # "MNIST-M-like" and "font digits".
-
 
 DIGIT_SIDE = 28
 FONTS = (
@@ -111,10 +107,6 @@ def _draw_colours(count: int, rng: np.random.Generator) -> tuple[NDArray[np.floa
     ink = rng.uniform(-0.1, 0.1, (count, 3))
     ink = np.clip(target + ink - ink.mean(1, keepdims=True), 0, 1)
     return ink[..., None, None], paper[..., None, None]
-
-
-# --- domains -----------------------------------------------------------------------------------
-# Data sets of several domains: digits from several sources, and one source under many corruptions.
 
 
 Pair = tuple[Tensor, Tensor]

@@ -15,22 +15,24 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from privdd.core.group_settings import (
+    BY_DOMAIN,
+    check_alpha,
+    check_count,
+    check_heldout,
+    check_main,
+    check_partition,
+    check_test_fraction,
+)
 from privdd.core.rng import Keys
 from privdd.core.types import Records, Shard
-from privdd.core.validation import BadConfig
 from privdd.data.dataset import Dataset
 
-# --- partition ---------------------------------------------------------------------------------
-# Who holds which record: label partitions by the rules of NIID-Bench (Li et al., ICDE 2022).
-#
 # Each rule takes the labels (n,) and gives one sorted int64 index array per client; no record goes to
 # two clients. ``rng`` is the only source of chance.
 
-
 Labels = NDArray[np.integer]
 Index = NDArray[np.int64]
-MOST_CLIENTS = 10**6
-MOST_RECORDS = 10**8
 ATTEMPTS = 1000  # Dirichlet draws before an unreachable min_size is reported
 
 
@@ -106,7 +108,7 @@ def _check_labels(labels: Labels, clients: int, min_size: int = 1) -> NDArray[np
         raise ValueError(f"labels: an integer array (n,) is needed, got {labels.dtype} {labels.shape}")
     for field, value in (("clients", clients), ("min_size", min_size)):
         if not isinstance(value, np.integer) or not value >= 1:
-            check_count(field, value)
+            check_count(f"partition.{field}", value)
     if clients > len(labels):
         raise ValueError(f"partition.clients={clients}: more clients than the {len(labels)} records")
     if clients * min_size > len(labels):
@@ -165,10 +167,6 @@ def _join_parts(parts: list[list[Index]], min_size: int) -> list[Index]:
     return out
 
 
-PARTITION_NAMES = ("dirichlet", "classes", "subset", "iid", "domains", "corrupted")
-BY_DOMAIN = ("domains", "corrupted")
-
-
 @dataclass(frozen=True)
 class Partition:
     """name: dirichlet | classes | subset | iid (by label), domains | corrupted (one domain after the other).
@@ -192,25 +190,9 @@ class Partition:
     test_fraction: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.name not in PARTITION_NAMES:
-            raise ValueError(f"partition.name={self.name!r}: one of {', '.join(PARTITION_NAMES)}")
+        check_partition(self)
         if self.name in BY_DOMAIN:
             object.__setattr__(self, "clients", None)
-        elif self.clients is None:
-            raise ValueError("partition.clients=None: an integer >= 1 is needed")
-        elif not 1 <= self.clients <= MOST_CLIENTS:
-            raise BadConfig(f"partition.clients={self.clients}: from 1 to {MOST_CLIENTS} clients are needed")
-        check_heldout(self.heldout)
-        check_test_fraction(self.test_fraction)
-        check_count("per_domain", self.per_domain)
-        if self.name in ("dirichlet", "corrupted"):
-            check_alpha(self.alpha)
-        if self.name == "classes":
-            check_count("classes", self.classes)
-        if self.name == "subset":
-            check_main(self.main)
-        if self.name not in ("iid", "domains"):
-            check_count("min_size", self.min_size)
 
     def deal_records(self, data: Dataset, keys: Keys) -> list[Index]:
         """Positions in ``data.train`` of each client. Raises ValueError where the rule cannot be met."""
@@ -241,43 +223,6 @@ class Partition:
                 raise ValueError(f"data.limit: domain {data.domains[domain]!r} is left without a record")
             out += [at[part] for part in self._apply_rule(labels[at], self.per_domain, rng)]
         return out
-
-
-def check_alpha(alpha: float) -> None:
-    """Above 0 and finite; ValueError otherwise."""
-    if not (alpha > 0 and math.isfinite(alpha)):
-        raise ValueError(f"partition.alpha={alpha}: a finite number > 0 is needed")
-
-
-def check_main(main: float) -> None:
-    """In [0, 1]; ValueError otherwise."""
-    if not 0 <= main <= 1:
-        raise ValueError(f"partition.main={main}: a fraction in [0, 1] is needed")
-
-
-def check_count(field: str, value: int) -> None:
-    """A whole number >= 1; ValueError otherwise."""
-    if isinstance(value, bool) or not isinstance(value, int) or not value >= 1:
-        raise ValueError(f"partition.{field}={value!r}: an integer >= 1 is needed")
-
-
-def check_heldout(heldout: float | int) -> None:
-    """A fraction in [0, 1) or a whole number >= 0; ValueError otherwise."""
-    number = isinstance(heldout, int | float) and not isinstance(heldout, bool) and math.isfinite(heldout)
-    if number and heldout > MOST_RECORDS:
-        raise ValueError(f"partition.heldout={heldout!r}: at most {MOST_RECORDS} records can be held out")
-    if not number or heldout < 0 or (isinstance(heldout, float) and heldout >= 1):
-        raise ValueError(f"partition.heldout={heldout!r}: a fraction in [0, 1) or a number of records is needed")
-
-
-def check_test_fraction(fraction: float) -> None:
-    """A fraction in [0, 1); ValueError otherwise."""
-    if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 <= fraction < 1:
-        raise ValueError(f"partition.test_fraction={fraction!r}: a fraction in [0, 1) is needed")
-
-
-# --- shards ------------------------------------------------------------------------------------
-# One shard for each client: what it trains on, its own test records, and what the audit holds out.
 
 
 ENOUGH_TEST_RECORDS = 50  # personal test records worth having

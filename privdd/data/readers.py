@@ -27,10 +27,6 @@ from torch import Tensor
 from privdd.core.rng import Keys
 from privdd.data.dataset import DataNotFound, Dataset, dataset_from_pairs
 
-# --- digits ------------------------------------------------------------------------------------
-# The embedded default: scikit-learn's digits, real scans that need no network and no file.
-
-
 DIGITS_NOTE = (
     "scikit-learn's digits: 1797 handwritten digits (the test part of UCI optdigits) at 8x8, every fifth for test"
 )
@@ -47,14 +43,10 @@ def load_digits_dataset(name: str, root: Path | None, keys: Keys) -> Dataset:
     return dataset_from_pairs(name, DIGITS_NOTE, 10, (x[~test], y[~test]), (x[test], y[test]))
 
 
-# --- torchvision compat ------------------------------------------------------------------------
-# Importing torchvision where its compiled operators do not load.
-#
 # Beside a CPU build of torch, a CUDA build of torchvision cannot register its operators, and the import
 # fails on ``torchvision::nms`` although data sets and transforms need none of them. Declaring the
 # missing operators (without an implementation) lets the rest of torchvision work; calling
 # ``torchvision.ops.nms`` still fails.
-
 
 MISSING_OPERATORS = {
     "nms": "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
@@ -88,10 +80,6 @@ def _declare_operators() -> None:
         if not hasattr(torch.ops.torchvision, name):
             library.define(schema)
     _operator_libraries.append(library)
-
-
-# --- download ----------------------------------------------------------------------------------
-# Where downloads are kept, and downloads through torchvision that give up on a silent server.
 
 
 DATA_VARIABLE = "PRIVDD_DATA"  # downloads, where data.root is not set
@@ -132,10 +120,6 @@ def _socket_timeout(seconds: float) -> Iterator[None]:
         yield
     finally:
         socket.setdefaulttimeout(before)
-
-
-# --- mnist -------------------------------------------------------------------------------------
-# MNIST and Fashion-MNIST from idx files at hand, else through torchvision's download.
 
 
 SYSTEM_FOLDER = Path("/usr/share/datasets")
@@ -225,10 +209,6 @@ def read_idx(path: Path) -> NDArray[np.uint8]:
     if len(shape) != data[3] or len(data) != start + math.prod(shape):
         raise ValueError(f"{path}: damaged, {len(data) - start} bytes of data for shape {shape}")
     return np.frombuffer(data, dtype=np.uint8, offset=start).reshape(shape)
-
-
-# --- vision ------------------------------------------------------------------------------------
-# Data sets that torchvision reads and downloads: CIFAR-10, CIFAR-100, SVHN, USPS, EMNIST.
 
 
 # name: class in torchvision.datasets, arguments of train and test, classes, note

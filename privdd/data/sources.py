@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+from privdd.core.group_settings import check_data
 from privdd.core.rng import Keys
 from privdd.data.custom import load_image_folder, load_npz
 from privdd.data.dataset import PUBLISHED_SCALES, Dataset
@@ -21,13 +23,6 @@ SOURCES = {
     **{name: load_torchvision_dataset for name in TORCHVISION_DATASETS},
     "npz": load_npz,
 }
-LARGEST_SIDE = 4096
-DATASET_NAMES = (*SOURCES, "folder", "domain_folder", "digit_domains", "corrupted")
-
-
-def reads_files(name: str, source: str | None = None) -> bool:
-    """Whether the data set ``name`` (of ``corrupt_domains``: the one that it corrupts) is read from files, in data.root."""
-    return (source if name == "corrupted" else name) != "digits"
 
 
 def load_dataset(
@@ -82,13 +77,7 @@ def check_data_settings(
     **others: Any,
 ) -> None:
     """Check the settings before anything is read; ``others``: further settings of ``load_dataset``. Raises ValueError."""
-    for field, value in (("size", size), ("limit", limit), ("test_limit", test_limit)):
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not value >= 1):
-            raise ValueError(f"data.{field}={value!r}: an integer >= 1 or null is needed")
-    if size is not None and size > LARGEST_SIDE:
-        raise ValueError(f"data.size={size}: from 1 to {LARGEST_SIDE} pixels are needed")
-    if name not in DATASET_NAMES:
-        raise ValueError(f"data.name={name!r}: one of {', '.join(DATASET_NAMES)}")
+    check_data(SimpleNamespace(name=name, size=size, limit=limit, test_limit=test_limit))
     if standardise and name not in PUBLISHED_SCALES:
         raise ValueError(
             f"data.standardise=true: no published mean and deviation for data={name}, and those of private records would "

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from attacks.types import Surface
+from privdd.core.group_settings import check_capture
 from privdd.core.types import Received, Records, Shard, pack
 from privdd.core.validation import BadConfig
 from privdd.data.dataset import Dataset
@@ -33,19 +34,11 @@ class CaptureSettings:
     clients: str | Sequence[int] = "auto"
 
     def __post_init__(self) -> None:
+        check_capture(self)
         known = {str(surface) for surface in Surface}
-        for name, words in (
-            ("surfaces", ("all",)),
-            ("rounds", ("all", "first_last")),
-            ("clients", ("all", "auto", "victim")),
-        ):
-            value = getattr(self, name)
-            if isinstance(value, str) and value in words:
-                continue
-            items = value if isinstance(value, list | tuple) else [None]
-            if not all(v in known if name == "surfaces" else type(v) is int and v >= 0 for v in items):
-                what = f"surfaces ({', '.join(sorted(known))})" if name == "surfaces" else "whole numbers from 0"
-                raise ValueError(f"capture.{name}={value}: allowed are {', '.join(words)} or a list of {what}")
+        if self.surfaces != "all" and not (isinstance(self.surfaces, list | tuple) and {*self.surfaces} <= known):
+            allowed = f"all or a list of surfaces ({', '.join(sorted(known))})"
+            raise ValueError(f"capture.surfaces={self.surfaces}: allowed are {allowed}")
 
     def check_selection(self, plan: Plan) -> None:
         """Raises ValueError, one line, for a round or a client that the run does not have: nothing of it could be kept."""

@@ -11,15 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import Literal
 
 import dp_accounting as dpa
 import torch
 
 from attacks.types import Surface
+from privdd.core.group_settings import check_trust
 from privdd.core.rng import Keys
 from privdd.core.types import Received, Tensors
-from privdd.core.validation import BadConfig, check_choice, check_integer, is_number, setting_error
+from privdd.core.validation import BadConfig
 from privdd.federated.channel import digest_tensors, tensor_shapes
 from privdd.privacy.mechanism import LedgerRow, Mechanism
 from privdd.privacy.mechanisms.noise_share import noise_share_of
@@ -27,11 +28,6 @@ from privdd.privacy.mechanisms.noise_share import noise_share_of
 SUM_CLIENT = -2  # in the place of a client's number: the sum over a round's clients
 ANALYST_ONLY = ("analyst",)  # who holds a single upload that is added up before the server sees it
 TrustModel = Literal["local", "secagg", "shuffle"]
-NO_SHUFFLE = (
-    "trust=shuffle: not offered. Amplification by shuffling (Feldman, McMillan and Talwar 2021) needs uploads that say "
-    "little about all of a client's data; under privacy.unit=record an upload hides one record, and under unit=client its "
-    "Gaussian noise has no pure local epsilon. Allowed are local, secagg"
-)
 
 
 @dataclass(frozen=True)
@@ -45,17 +41,10 @@ class Trust:
     colluding: int = 0
 
     def __post_init__(self) -> None:
-        check_choice("trust", self.name, get_args(TrustModel))
-        if self.name == "shuffle":
-            raise BadConfig(NO_SHUFFLE)
-        if self.least is not None:
-            needed = "a whole number from 2 is needed, or null for all clients of a round"
-            object.__setattr__(self, "least", check_integer("trust.least", self.least, 2, needed))  # 12.0 is 12
-        object.__setattr__(self, "colluding", check_integer("trust.colluding", self.colluding))
-        if not is_number(self.dropout) or not 0 <= self.dropout < 1:
-            raise setting_error("trust.dropout", self.dropout, "a number in [0, 1) is needed")
-        if not self.is_summed and (self.least, self.dropout, self.colluding) != (None, 0.0, 0):
-            raise BadConfig("trust.least, trust.dropout, trust.colluding: these need trust=secagg")
+        check_trust(self)
+        for name in ("least", "colluding"):  # 12.0 is 12
+            if (value := getattr(self, name)) is not None:
+                object.__setattr__(self, name, int(value))
 
     @property
     def is_summed(self) -> bool:

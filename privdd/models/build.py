@@ -22,10 +22,6 @@ from privdd.models.layers import Classifier, Shape
 from privdd.models.own import OwnNetwork
 from privdd.models.spec import ModelSpec
 
-# --- build -------------------------------------------------------------------------------------
-# Networks from descriptions: ``build`` gives the module, without a single random draw.
-
-
 NETWORKS: dict[str, Callable[[ModelSpec, Shape, int], nn.Module]] = {
     "convnet": ConvNet,
     "resnet18": ResNet18,
@@ -69,13 +65,9 @@ def build(spec: ModelSpec, shape: Shape, classes: int, device: str | torch.devic
     return model
 
 
-# --- init --------------------------------------------------------------------------------------
-# Initial values by PyTorch's default laws, drawn from one explicit generator.
-#
 # Convolutions and linear layers: weight and bias from U(-1/sqrt(fan_in), 1/sqrt(fan_in)) (the default
 # ``kaiming_uniform_`` with a = sqrt(5)); norms: weight 1, bias 0, running mean 0, running variance 1.
 # All random entries come from a single draw, which is what makes a new network per iteration cheap.
-
 
 RANDOM_LAYERS = (nn.Conv2d, nn.ConvTranspose2d, nn.Linear)
 

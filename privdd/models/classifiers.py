@@ -15,9 +15,6 @@ from attacks.gpu import average_pool
 from privdd.models.layers import Classifier, Shape, grid_after_halvings, norm_layer, pool_layer, relu_and_pool
 from privdd.models.spec import ModelSpec
 
-# --- convnet -----------------------------------------------------------------------------------
-# Convolutional classifiers: the distillation ConvNet, one for DP-SGD and CPU budgets, and NIID-Bench's simple-cnn.
-
 
 def automatic_depth(shape: Shape) -> int:
     """Three blocks as published, fewer where less than 2x2 would be left to normalise (8x8 images: two)."""
@@ -94,10 +91,6 @@ class SimpleCNN(Classifier):
         return self.neck(self.body(x).flatten(1))
 
 
-# --- lenet -------------------------------------------------------------------------------------
-# What gradient inversion papers attack: the sigmoid LeNet (Zhu et al., Deep Leakage from Gradients, 2019), a perceptron.
-
-
 class LeNet(Classifier):
     """depth x {Conv5x5 (12 filters), sigmoid}, the first two with stride 2, then Linear.
 
@@ -139,9 +132,6 @@ class MLP(Classifier):
         return self.body(x.flatten(1))
 
 
-# --- resnet ------------------------------------------------------------------------------------
-# ResNet-18 with the CIFAR stem (He et al. 2016): 3x3 stride 1, no max-pool, stages of 2 basic blocks.
-#
 # norm=instance is the DC code's network (FedDM, FedLGD); norm=batch with input_norm is FedFed's.
 
 

@@ -18,13 +18,9 @@ from torch import Tensor, nn
 from privdd.models.layers import Shape, norm_layer
 from privdd.models.spec import ModelSpec
 
-# --- vae ---------------------------------------------------------------------------------------
-# FedFed's generator q(x): a beta-VAE whose output in [0, 1] is subtracted from the image.
-#
 # At 32x32, width 32, latent 2048 and batch norm it is the network of FedFed's released code
 # (12,648,774 parameters with three channels); smaller widths and group norm (for DP-SGD, which needs
 # per-record gradients) serve small images.
-
 
 LOGVAR_LIMIT = 20.0  # keeps exp(logvar / 2) finite for any weights; far outside trained values
 
@@ -119,10 +115,6 @@ def _decoder_layers(channels: int, half: int, d: int, spec: ModelSpec) -> list[n
     ]
 
 
-# --- resnet generator --------------------------------------------------------------------------
-# FedFed's other generators q(x): a residual encoder-decoder, and none at all.
-
-
 RESIDUAL_BLOCKS = 4  # FedFed gives no architecture for its ResNet generator; this many residual blocks are a reading
 
 
@@ -176,9 +168,6 @@ class ZeroGenerator(_CodelessGenerator):
         return self._with_code(torch.zeros_like(x))
 
 
-# --- projection --------------------------------------------------------------------------------
-# FedRD's personal projection: convolutions to quarter size whose maps are reshaped into one grey image.
-#
 # The paper gives 8 and 16 filters and the output size (section IV-A); kernel 3, padding 1, stride 2 and
 # one ReLU between are the reading under which every size in its Table IV comes out. Figure 5 has one to four
 # convolutions with the same output size; how they shrink the image is not stated (``_single_convolution``, ``_convolution_chain``).

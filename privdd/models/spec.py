@@ -2,28 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import Any
 
-NORMS = ("instance", "group", "batch", "none")
-POOLINGS = ("avg", "max")
-INITS = ("default", "uniform_half")
-LARGEST = {"width": 2**20, "depth": 1000, "groups": 2**20, "latent": 2**24}  # beyond, a network takes hours to lay out
-
-# What a field left at None means, by network; networks that lack a field ignore it.
-DEFAULTS: dict[str, dict[str, Any]] = {
-    "convnet": {"width": 128, "norm": "instance", "pooling": "avg"},
-    "resnet18": {"width": 64, "norm": "instance"},
-    "smallcnn": {"width": 32, "depth": 2, "norm": "none", "pooling": "max"},
-    "simplecnn": {"width": 6},
-    "lenet": {"width": 12, "depth": 3},
-    "mlp": {"width": 128, "depth": 2},
-    "vae": {"width": 32, "norm": "batch", "latent": 2048},
-    "resnet_generator": {"width": 32, "norm": "batch"},
-    "zero": {},
-    "projection": {"width": 16, "depth": 2},
-}
+from privdd.core.group_settings import MODEL_DEFAULTS, check_model
 
 
 @dataclass(frozen=True)
@@ -60,25 +41,7 @@ class ModelSpec:
     def __post_init__(self) -> None:
         if self.scale is not None:  # lists, from a config
             object.__setattr__(self, "scale", tuple(map(tuple, self.scale)))
-        if self.name not in DEFAULTS:
-            raise ValueError(f"model.name={self.name!r}: one of {', '.join(DEFAULTS)}")
-        for field, value in DEFAULTS[self.name].items():
+        check_model(self)
+        for field, value in MODEL_DEFAULTS[self.name].items():
             if getattr(self, field) is None:
                 object.__setattr__(self, field, value)
-        for field in ("width", "depth", "groups", "latent"):
-            _check_count(field, getattr(self, field))
-        for field, allowed in (("norm", NORMS), ("pooling", POOLINGS), ("init", INITS)):
-            value = getattr(self, field)
-            if value is not None and value not in allowed:
-                raise ValueError(f"model.{field}={value!r}: one of {', '.join(allowed)}")
-        if self.name == "projection" and (self.depth or 2) > 4:
-            raise ValueError(f"model.depth={self.depth}: the projection has 1 to 4 convolutions")
-        if self.name == "projection" and math.isqrt(self.width or 0) ** 2 != self.width:
-            raise ValueError(f"model.width={self.width}: the projection needs a square number (1, 4, 9, 16, ...)")
-
-
-def _check_count(field: str, value: object) -> None:
-    if value is None:
-        return
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= LARGEST[field]:
-        raise ValueError(f"model.{field}={value!r}: an integer from 1 to {LARGEST[field]} is needed")

@@ -11,14 +11,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
+from privdd.core.group_settings import check_engine
 from privdd.runtime.workers import torch_threads
 
-MAX_COUNT = 1024  # torch dies of tens of thousands of threads
-SETTINGS_BY_KIND = {  # kind -> the settings that it reads
-    "serial": ("threads",),
-    "processes": ("workers", "threads", "retries"),
-    "ray": ("workers", "threads", "retries", "address"),
-}
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -40,14 +35,7 @@ class Engine:
     retries: int = 2
 
     def __post_init__(self) -> None:
-        if self.kind not in SETTINGS_BY_KIND:
-            raise ValueError(f"engine.kind={self.kind!r}: allowed are {', '.join(SETTINGS_BY_KIND)}")
-        for name, least in (("workers", 0), ("threads", 1), ("retries", 0)):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise ValueError(f"engine.{name}={value!r}: an integer of at least {least} is needed")
-            if value > MAX_COUNT:
-                raise ValueError(f"engine.{name}={value}: at most {MAX_COUNT}")
+        check_engine(self)
 
     @property
     def size(self) -> int:

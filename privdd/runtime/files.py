@@ -22,10 +22,6 @@ from typing import Any, NoReturn
 
 from privdd.core.validation import BadConfig
 
-# --- files -------------------------------------------------------------------------------------
-# Plain files and JSON of a run folder, written atomically, and checked when read. Quick to import.
-
-
 LARGEST_JSON = 512 * 2**20  # bytes of one file: a ledger of about a million rows
 
 
@@ -161,10 +157,6 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else "?" for c in text)
 
 
-# --- plain folder ------------------------------------------------------------------------------
-# A folder that may come from a stranger: only plain files and folders below it, so nothing leads out of it.
-
-
 MOST_FILES = 2_000_000
 
 
@@ -208,12 +200,8 @@ def _scan_folder(path: Path, inside: str) -> list[os.DirEntry[str]]:
         return list(found)
 
 
-# --- lock --------------------------------------------------------------------------------------
-# One process at a time writes a run folder.
-#
 # The lock belongs to an open file, so the operating system lets go of it when its process ends, however that happens: a
 # killed run leaves a file behind that locks nothing, and the next run takes it over.
-
 
 LOCK_FILE = ".lock"
 

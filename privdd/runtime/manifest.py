@@ -18,12 +18,8 @@ from typing import Any
 
 from privdd.runtime.files import DamagedRun, is_half_written, list_plain_files, read_json, write_json
 
-# --- seal --------------------------------------------------------------------------------------
-# The seal of a finished run: manifest.json lists the sha256 of every file of the folder, and of itself.
-#
 # A seal shows that nothing changed since it was made, not who made it: whoever edits a file can seal again. What the
 # numbers say of each other is checked by ``privdd.verification``; who vouches for them, by a signature.
-
 
 MANIFEST = "manifest.json"
 SIGNATURE = "signature.json"
@@ -103,10 +99,6 @@ def signed_bytes(manifest: Mapping[str, Any]) -> bytes:
 
 def _canonical_json(value: Any) -> bytes:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
-
-
-# --- provenance --------------------------------------------------------------------------------
-# When a run was finished, and with which commit of privdd: for the manifest, and no number depends on it.
 
 
 COMMIT_HASH = re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?")

@@ -31,10 +31,6 @@ from privdd.runtime.files import (
     write_json,
 )
 
-# --- run folder --------------------------------------------------------------------------------
-# The run folder: where its parts lie, and its tensors, as safetensors.
-
-
 LARGEST_TENSORS = 16 * 2**30
 LARGEST_HEADER = 16 * 2**20  # bytes of names and shapes at the start of a safetensors file
 
@@ -135,12 +131,8 @@ def same_tensors(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
 
 
-# --- computed with -----------------------------------------------------------------------------
-# What a stopped run was computed with. Another torch or numpy rounds or draws otherwise, so it may not go on with it.
-#
 # Those two can be installed again, so a difference is refused. Another processor may round otherwise too, but whoever
 # resumes on a cluster cannot choose it, and the results agree up to rounding: a difference is said, not refused.
-
 
 LOG = logging.getLogger("privdd")
 DECIDING_LIBRARIES = ("torch", "numpy")

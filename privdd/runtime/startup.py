@@ -20,14 +20,6 @@ from contextlib import contextmanager
 from multiprocessing import forkserver
 from multiprocessing.context import BaseContext
 
-# --- allocator ---------------------------------------------------------------------------------
-# Tell the C library's allocator to keep freed memory for reuse.
-#
-# By default glibc returns freed memory to the kernel as soon as it exceeds about twice the largest block, so each
-# training step has its activations' pages zeroed again, one page fault at a time. If freed memory is kept, training
-# small ConvNets and distribution matching take about 35 % less time each, at the same peak memory.
-
-
 TRIM, TOP_PAD, MAP = -1, -2, -3  # M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD of <malloc.h>
 MIB = 2**20
 ALLOCATOR_OPTIONS = {MAP: 32 * MIB, TRIM: 512 * MIB, TOP_PAD: 16 * MIB}  # 32 MiB is the most that glibc takes for MAP
@@ -45,14 +37,6 @@ def keep_freed_memory() -> bool:
     except (OSError, TypeError, AttributeError):
         return False
     return all([libc.mallopt(option, value) == 1 for option, value in ALLOCATOR_OPTIONS.items()])
-
-
-# --- preloaded ---------------------------------------------------------------------------------
-# A process that imports what workers need while the main one still reads the settings; workers are forked from it.
-#
-# A worker that starts from nothing takes some seconds of CPU time to import torch and the rest. Only for this project's own
-# commands: as always with ``multiprocessing``, a forked worker imports the main file of the program once more, and not
-# every script of a user bears that. And only without a GPU, which a process that was forked after a look at it cannot use.
 
 
 FORKSERVER = "forkserver"

@@ -30,9 +30,6 @@ from torch import Tensor
 
 from privdd.runtime.startup import SINGLE_THREADED, keep_freed_memory, wait_for_parent, worker_context
 
-# --- workers -----------------------------------------------------------------------------------
-# Shared by engine and workers: torch's thread count, and the error for workers that keep dying.
-
 
 class TooManyLostWorkers(RuntimeError):
     """A task's worker died every time it was tried."""
@@ -58,12 +55,8 @@ def torch_threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-# --- payload -----------------------------------------------------------------------------------
-# Tasks and results as bytes, to be sent between processes.
-#
 # Torch's own pickling sends every tensor through a separate file or through ``torch.save``, which costs a small client
 # more time than its training. Here a tensor is sent as its raw bytes with type and shape.
-
 
 PROTOCOL = 5  # the pickle protocol that writes raw bytes unescaped
 SMALL_TENSOR_BYTES = 2**14  # bytes
@@ -128,12 +121,8 @@ def answer_call(payload: Any) -> bytes:
     return encode_value((results, error, time.perf_counter() - began))
 
 
-# --- chunks ------------------------------------------------------------------------------------
-# How tasks are grouped into messages to workers: many short ones at a time, long ones alone.
-#
 # Tasks of a worker that died are sent again. A task's result depends on nothing but the task, so neither the grouping
 # nor the worker that runs it changes any result.
-
 
 SECONDS_PER_MESSAGE = 0.2  # seconds of work in one message: results come, and are kept, at least this often
 MESSAGES_PER_WORKER = (
@@ -222,10 +211,6 @@ def map_in_chunks(
                 due = chunk.last
     finally:
         pool.stop(flying.keys())
-
-
-# --- processes ---------------------------------------------------------------------------------
-# Worker processes of this machine, through joblib's loky; they are kept alive between calls.
 
 
 IDLE_SECONDS = 300  # seconds until an idle worker ends and gives its memory back

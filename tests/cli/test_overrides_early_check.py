@@ -53,14 +53,6 @@ def test_wrong_values_are_refused_without_torch() -> None:
         assert line.startswith(WRONG[typed]) and not line.endswith((" torch", " scipy", " dp_accounting")), (typed, line)
 
 
-@pytest.mark.parametrize("typed", [*WRONG][::4])
-def test_the_words_are_those_of_the_class_itself(typed: str) -> None:
-    """Here everything is imported, so that no twin is made."""
-    with pytest.raises(ValueError) as caught:
-        check_overrides("audit", typed.split())
-    assert str(caught.value).startswith(WRONG[typed])
-
-
 def test_right_values_and_what_is_not_built_pass() -> None:
     check_overrides("audit", ["algo.rounds=3", "algo.lr=1", "model.norm=null", "partition.heldout=12", "data.limit=50"])
     check_overrides("audit", ["scores=some.npz", "algo.rounds=0"])  # of scores nothing is trained

@@ -13,8 +13,9 @@ from typing import ClassVar
 import dp_accounting as dpa
 import torch
 
+from attacks.validation import check_positive
 from privdd.core.types import Tensors
-from privdd.privacy.clipping import clip_factors, require_positive
+from privdd.privacy.clipping import clip_factors
 from privdd.privacy.mechanism import Mechanism, Output
 from privdd.privacy.noise import Noise
 
@@ -37,8 +38,7 @@ class AggregateClip(Mechanism):
     for_queries: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        require_positive(self.noise_multiplier, "noise_multiplier")
-        require_positive(self.clip_norm, "clip_norm")
+        check_positive(self, "noise_multiplier", "clip_norm")
 
     @property
     def event(self) -> dpa.DpEvent:

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import dp_accounting as dpa
 import torch
 
+from attacks.validation import check_positive
 from privdd.core.types import Tensors
-from privdd.privacy.clipping import LazyTensors, RecordLayout, clipped_sum, require_positive
+from privdd.privacy.clipping import LazyTensors, RecordLayout, clipped_sum
 from privdd.privacy.lattice import ON_LATTICE, Lattice
 from privdd.privacy.mechanism import Mechanism, Output
 from privdd.privacy.noise import Noise
@@ -29,8 +30,7 @@ class ClientLevel(Mechanism, hooks=("noise_std",)):
     clip_norm: float
 
     def __post_init__(self) -> None:
-        require_positive(self.noise_multiplier, "noise_multiplier")
-        require_positive(self.clip_norm, "clip_norm")
+        check_positive(self, "noise_multiplier", "clip_norm")
         _ = self._noise_lattice  # raises for noise that is too small
 
     @property

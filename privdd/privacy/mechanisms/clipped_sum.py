@@ -8,8 +8,9 @@ from typing import ClassVar
 import dp_accounting as dpa
 import torch
 
+from attacks.validation import check_positive
 from privdd.core.types import Tensors
-from privdd.privacy.clipping import LazyTensors, RecordLayout, clipped_sum, require_positive
+from privdd.privacy.clipping import LazyTensors, RecordLayout, clipped_sum
 from privdd.privacy.lattice import ON_LATTICE, Lattice
 from privdd.privacy.mechanism import Mechanism, Output
 from privdd.privacy.noise import Noise
@@ -36,9 +37,7 @@ class ClippedSum(Mechanism, hooks=("noise_std",)):
     for_queries: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        require_positive(self.noise_multiplier, "noise_multiplier")
-        require_positive(self.clip_norm, "clip_norm")
-        require_positive(self.normaliser, "normaliser")
+        check_positive(self, "noise_multiplier", "clip_norm", "normaliser")
         if not 0 < self.sampling_probability <= 1:
             raise ValueError(f"sampling_probability={self.sampling_probability!r}: a number in (0, 1] is needed")
         _ = self._noise_lattice  # raises for noise that is too small
