@@ -12,7 +12,7 @@ import math
 import zipfile
 from collections.abc import Collection, Iterator
 from math import inf
-from numbers import Integral
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
@@ -108,8 +108,10 @@ def check_counts(settings: object, *names: str, least: int = 1, under: str = "")
 def check_positive(settings: object, *names: str, under: str = "") -> None:
     """Finite numbers above 0."""
     for name in names:
-        if not 0 < getattr(settings, name) < inf:
-            raise ValueError(f"{under}{name}={getattr(settings, name)!r}: a finite number above 0 is needed")
+        value = getattr(settings, name)
+        number = isinstance(value, Real) and not isinstance(value, bool)
+        if not number or not 0 < value < inf:
+            raise ValueError(f"{under}{name}={value!r}: a finite number above 0 is needed")
 
 
 def check_non_negative(settings: object, *names: str, under: str = "") -> None:

@@ -112,11 +112,11 @@ def check_data(data: Any) -> None:
         raise ValueError(f"data.name={data.name!r}: one of {', '.join(DATASET_NAMES)}")
 
 
-def check_engine(engine: Any) -> None:
-    if engine.kind not in SETTINGS_BY_KIND:
-        raise ValueError(f"engine.kind={engine.kind!r}: allowed are {', '.join(SETTINGS_BY_KIND)}")
+def check_engine(settings: Any) -> None:
+    if settings.kind not in SETTINGS_BY_KIND:
+        raise ValueError(f"engine.kind={settings.kind!r}: allowed are {', '.join(SETTINGS_BY_KIND)}")
     for name, least in (("workers", 0), ("threads", 1), ("retries", 0)):
-        value = getattr(engine, name)
+        value = getattr(settings, name)
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise ValueError(f"engine.{name}={value!r}: an integer of at least {least} is needed")
         if value > MOST_WORKERS:
