@@ -14,6 +14,7 @@ import yaml
 from privdd.core.validation import BadConfig
 
 CATALOGUE_FILE = Path(__file__).parent / "catalogue.yaml"
+PAPER_FOLDER = Path(__file__).parent / "papers"
 SCALES = ("small", "medium", "paper")
 RUNS_HERE, SHOWN_ELSEWHERE, NOTHING_TO_RUN, OUT_OF_REACH = "rows", "elsewhere", "nothing to run", "out of reach"
 
@@ -79,10 +80,11 @@ def _parse_entry(name: str, part: Mapping[str, Any]) -> PaperEntry:
     return PaperEntry(name, needs=needs, small=small, also=also, ahead=ahead, overrides=own, **given)
 
 
+@cache
 def paper_details() -> Mapping[str, Mapping[str, Any]]:
-    """feddm, ... -> title, and ``deviations``: what differs from the paper at every scale."""
-    found: Mapping[str, Mapping[str, Any]] = _read_catalogue()["papers"]
-    return found
+    """feddm, ... -> title, ``printed`` settings, and ``deviations``: what differs from the paper at every scale."""
+    files = sorted(PAPER_FOLDER.glob("*.yaml"))
+    return {file.stem: yaml.safe_load(file.read_text(encoding="utf-8")) for file in files}
 
 
 def scale_overrides(entry: PaperEntry, scale: str, row: str = "", column: Sequence[str] = ()) -> tuple[str, ...]:

@@ -185,8 +185,12 @@ def _is_model_copy(key: str, settings: dict[str, Any], value: Any) -> bool:
 
 
 def lasting_differences(entry: PaperEntry) -> list[dict[str, str]]:
-    """The differences at every scale: what, paper, direction."""
-    return list(paper_details()[entry.paper]["deviations"])
+    """What differs at every scale in this entry's experiment: what, paper, direction."""
+    return [
+        {part: one[part] for part in ("what", "paper", "direction")}
+        for one in paper_details()[entry.paper]["deviations"]
+        if entry.experiment in one.get("experiments", [entry.experiment])
+    ]
 
 
 def describe_stand_in(entry: PaperEntry, scale: str) -> str:

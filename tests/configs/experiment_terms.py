@@ -13,7 +13,7 @@ from privdd.cli.compose import CONFIG_GROUPS, compose_config
 
 def rows_of(name: str, column: str, more: Sequence[str] = ()) -> dict[str, DictConfig]:
     """row -> its config, in one column of ``experiment=name``. more: choices for every row (preset=paper)."""
-    part: Any = _columns(name)[column]
+    part: Any = columns_of(name)[column]
     groups, values = _parted(part["overrides"])
     return {row: _row(name, (*more, *groups), row, values) for row in part["accuracy"]}
 
@@ -39,5 +39,5 @@ def _composed(name: str, groups: tuple[str, ...]) -> DictConfig:
 
 
 @lru_cache(maxsize=1)
-def _columns(name: str) -> Any:
+def columns_of(name: str) -> Any:
     return OmegaConf.to_container(compose_config("train", [f"experiment={name}"]).paper.columns, resolve=True)

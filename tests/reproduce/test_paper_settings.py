@@ -1,0 +1,67 @@
+"""preset=paper is the paper: what every row has is what the paper prints, or stands in the list of deviations."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+
+from privdd.reproduce.catalogue import find_entry, paper_details
+from privdd.reproduce.results import lasting_differences
+from tests.reproduce.paper_settings import SELECTORS, PaperRow, compare_settings, rows_of_paper
+
+
+@cache
+def made(paper: str) -> list[PaperRow]:
+    return rows_of_paper(paper)
+
+
+@pytest.mark.parametrize("paper", sorted(paper_details()))
+def test_every_row_has_the_papers_settings_or_a_listed_deviation(paper: str) -> None:
+    details = paper_details()[paper]
+    assert compare_settings(details, made(paper)) == []
+    for one in details["printed"]:
+        assert one["where"] and one["settings"] and {*one} <= SELECTORS | {"where", "settings"}
+    for one in details["deviations"]:
+        assert one["what"] and one["paper"] and one["direction"] and {*one} <= SELECTORS | {"what", "paper", "direction", "settings"}
+
+
+@pytest.mark.parametrize(
+    ("paper", "experiment", "row", "key", "value"),
+    [
+        ("feddm", "feddm_table2", "algo=feddm", "algo.server.lr", 0.02),
+        ("feddm", "feddm_table2", "algo=feddm", "algo.matching.lr", 0.2),  # listed with another value
+        ("feddm", "feddm_table2", "algo=fedavg", "algo.batch_size", 128),
+        ("feddm", "feddm_figure3", "algo=feddm algo.start=noise privacy=aggregate_clip privacy.noise_multiplier=1", "privacy.clip_norm", 2.0),
+        ("feddm", "feddm_figure4", "algo=feddm algo.ipc=5", "algo.matching.iterations", 500),
+        ("feddm", "feddm_figure2", "algo=fednova", "model.width", 64),
+        ("fedrd", "fedrd_table1", "algo=fedrd", "algo.projection.width", 8),
+        ("fedrd", "fedrd_table2", "algo=fedavg privacy=dpsgd privacy.noise_multiplier=0.5 model=convnet_fedrd_instance", "privacy.noise_multiplier", 0.6),
+    ],
+)  # fmt: skip
+def test_a_planted_deviation_is_found(paper: str, experiment: str, row: str, key: str, value: Any) -> None:
+    at = next(i for i, one in enumerate(made(paper)) if (one.experiment, one.row) == (experiment, row))
+    config = made(paper)[at].config.copy()
+    OmegaConf.update(config, key, value)
+    planted = [*made(paper)[:at], replace(made(paper)[at], config=config), *made(paper)[at + 1 :]]
+    assert any(key.rpartition(".")[2] in line for line in compare_settings(paper_details()[paper], planted))
+
+
+def test_a_deviation_that_is_none_any_more_is_found() -> None:
+    details = dict(paper_details()["feddm"])
+    row = {"paper": "p", "direction": "d", "experiments": ["feddm_table2"], "rows": ["algo=feddm"]}
+    gone = [{"what": "epochs", "settings": {"algo.server.epochs": 400}, **row}, {"what": "as printed", "settings": {"algo.server.epochs": 500}, **row}]
+    nowhere = [{"what": "of no row", **row, "rows": ["algo=nothing"]}]
+    details["deviations"] = [*details["deviations"], *gone, *nowhere]
+    found = compare_settings(details, made("feddm"))
+    assert [line.partition(":")[0] for line in found] == ["of no row", "epochs", "as printed"]
+
+
+def test_the_fidelity_sheet_shows_the_deviations_of_its_experiment() -> None:
+    shown = {entry: {one["what"] for one in lasting_differences(find_entry(entry))} for entry in ("feddm.table2", "feddm.figure3")}
+    for one in paper_details()["feddm"]["deviations"]:
+        assert (one["what"] in shown["feddm.figure3"]) == ("feddm_figure3" in one.get("experiments", ["feddm_figure3"]))
+        assert (one["what"] in shown["feddm.table2"]) == ("feddm_table2" in one.get("experiments", ["feddm_table2"]))
