@@ -42,6 +42,7 @@ from privdd.federated.settings import AuditSettings, PrivacySettings, RunSetting
 from privdd.federated.simulation import Plan, too_few_clients_warning
 from privdd.privacy.accounting import calibrate
 from privdd.privacy.mechanism import Mechanism
+from privdd.privacy.mechanisms import ClippedSum
 from privdd.privacy.noise import settings_hash
 from privdd.runtime.engine import Engine
 
@@ -138,6 +139,7 @@ def build_experiment(config: DictConfig, *, noise_here: bool = True) -> Experime
     plan = replace(plan, method=plan.method.released_through(plan.mechanisms, problem))
     plan = replace(plan, settings=_noise_settings_hash(run, audit), paired_noise=privacy.paired_noise)
     _check_delta(privacy, plan, shards)
+    _check_normalisers(plan, dataset.classes, shards)
     if said := too_few_clients_warning(plan):
         warnings.warn(said, stacklevel=2)
     capture = CaptureSettings(**to_plain_settings(config.capture))
@@ -285,6 +287,22 @@ def _check_delta(privacy: PrivacySettings, plan: Plan, shards: Sequence[Shard]) 
     records = max(len(s.train) for s in shards)
     if privacy.unit == "record" and plan.mechanisms and privacy.delta * records > 1:
         warnings.warn(f"privacy.delta={privacy.delta} is above 1/{records}, one over a client's records", stacklevel=2)
+
+
+def _check_normalisers(plan: Plan, classes: int, shards: Sequence[Shard]) -> None:
+    """Warns where a sum over drawn records is divided by more than three times their number, or less than a third of it."""
+    mean = sum(len(s.train) for s in shards) / len(shards)
+    for name, cells in (("dpsgd", 1), ("synthetic_gradient", classes)):
+        made = plan.mechanisms.get(name)
+        if not isinstance(made, ClippedSum):
+            continue
+        drawn = made.sampling_probability * mean / cells
+        if drawn > 0 and not 1 / 3 <= made.normaliser / drawn <= 3:
+            warnings.warn(
+                f"privacy.expected_batch={made.normaliser:g}: a step draws {drawn:.3g} records on average, so that it is "
+                f"{drawn / made.normaliser:.2g} times as long as the rate says",
+                stacklevel=3,
+            )
 
 
 def build_shipped_attacks() -> dict[str, Attack]:

@@ -59,10 +59,34 @@ def _value_by_start(start: str, public: Any, records: Any) -> Any:
     return records if start in ("real", "statistics") else public
 
 
+PUBLIC_SIZES = {  # name -> training records, classes
+    "digits": (1438, 10), "mnist": (60_000, 10), "fashion_mnist": (60_000, 10), "emnist": (112_800, 47), "usps": (7291, 10),
+    "cifar10": (50_000, 10), "cifar100": (50_000, 100), "svhn": (73_257, 10),
+}  # fmt: skip
+
+
+def _expected_batch(usual: int, probability: float, of: str = "client", *, _root_: Any) -> int:
+    """The records of a client (of a class of it) that a step draws, by public sizes alone; ``usual`` where they are within a
+    factor of two of that, or where the data set's size is not public."""
+    data: Any = _root_.get("data") or {}
+    partition: Any = _root_.get("partition") or {}
+    if data.get("name") not in PUBLIC_SIZES or "clients" not in partition:
+        return usual
+    records, classes = PUBLIC_SIZES[data.name]
+    try:
+        each = min(records, data.limit or records) / partition.clients
+        each = each * (1 - partition.heldout) if partition.heldout < 1 else each - partition.heldout
+        drawn = probability * each * (1 - partition.test_fraction) / (classes if of == "class" else 1)
+    except (TypeError, ZeroDivisionError):  # a value of the wrong kind, which is refused by its own key
+        return usual
+    return usual if usual / 2 <= drawn <= usual * 2 else max(round(drawn), 1)
+
+
 def register_resolvers() -> None:
     """Idempotent; called before anything is composed."""
     OmegaConf.register_new_resolver("by_preset", _value_by_preset, replace=True)
     OmegaConf.register_new_resolver("by_start", _value_by_start, replace=True)
+    OmegaConf.register_new_resolver("expected_batch", _expected_batch, replace=True)
     OmegaConf.register_new_resolver("per_square", lambda a, b: a / b**2, replace=True)
     OmegaConf.register_new_resolver("term", _experiment_term, replace=True)
     OmegaConf.register_new_resolver("run_id", lambda: uuid.uuid4().hex[:6], replace=True, use_cache=True)

@@ -34,7 +34,7 @@ class PaperEntry:
 
     experiment: the file in configs/experiment whose rows it shows, "" where none are trained for it; kind: one of
     ``RUNS_HERE``, ``SHOWN_ELSEWHERE``, ``NOTHING_TO_RUN``, ``OUT_OF_REACH``; why: of the last three; needs: data sets of the paper that do not come
-    with privdd; small: the columns that scale=small trains (empty: all);
+    with privdd; small, medium: the columns that this scale trains (empty: all);
     features: measure x, x_s and x_r as well (``feature_kinds``); also: further tables and figures (``analyses``).
     """
 
@@ -45,6 +45,7 @@ class PaperEntry:
     why: str = ""
     needs: tuple[str, ...] = ()
     small: tuple[str, ...] = ()
+    medium: tuple[str, ...] = ()
     features: bool = False
     also: tuple[str, ...] = ()
     ahead: tuple[StatedOrder, ...] = ()
@@ -75,9 +76,9 @@ def load_catalogue() -> Mapping[str, PaperEntry]:
 def _parse_entry(name: str, part: Mapping[str, Any]) -> PaperEntry:
     given = dict(part)
     ahead = tuple(StatedOrder(**one) for one in given.pop("ahead", ()))
-    needs, small, also = (tuple(given.pop(key, ())) for key in ("needs", "small", "also"))
+    lists: dict[str, Any] = {key: tuple(given.pop(key, ())) for key in ("needs", "small", "medium", "also")}
     own = {scale: tuple(items) for scale, items in given.pop("overrides", {}).items()}
-    return PaperEntry(name, needs=needs, small=small, also=also, ahead=ahead, overrides=own, **given)
+    return PaperEntry(name, **lists, ahead=ahead, overrides=own, **given)
 
 
 @cache

@@ -58,9 +58,9 @@ def merge_overrides(*groups: Iterable[str]) -> tuple[str, ...]:
 
 
 def trained_columns(entry: PaperEntry, scale: str) -> tuple[str, ...]:
-    """The columns that are trained: at scale=small those that the catalogue names."""
+    """The columns that are trained: below scale=paper those that the catalogue names."""
     known: dict[str, Any] = paper_block(entry.experiment)["columns"]
-    chosen = entry.small if scale == "small" and entry.small else tuple(known)
+    chosen = {"small": entry.small, "medium": entry.medium}.get(scale) or tuple(known)
     if wrong := [name for name in chosen if name not in known]:
         raise BadConfig(
             f"{entry.name}: experiment={entry.experiment} has no column {wrong[0]!r}; it has {', '.join(known)}"
