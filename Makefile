@@ -18,10 +18,12 @@ test: $(VENV)/.dev               ## install with the test tools, then run the te
 	sh tools/test_extras.sh $(BIN)/python
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not nightly" $(ARGS)
 
-nightly: $(VENV)/.dev            ## hours: all tests, every profile and privacy layer at both presets, the whole self-test
+nightly: $(VENV)/.dev            ## hours: all tests, fuzzing, kills, all profiles at both presets, the self-test
 	sh tools/test_extras.sh $(BIN)/python
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 	for p in smoke default; do $(BIN)/python -m benchmarks.presets --preset $$p --timeout 7200 || exit 1; done
+	$(BIN)/python -m tests.fuzzing.run
+	$(BIN)/python -m tests.system.random_kills
 	$(BIN)/python -m privdd.selftest
 
 lint: $(VENV)/.dev               ## style

@@ -104,7 +104,7 @@ def _place() -> str:
     frame = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename
-        if file.startswith((f"{ROOT}/privdd/", f"{ROOT}/attacks/", f"{ROOT}/benchmarks/")) and file != __file__:
+        if file.startswith((f"{ROOT}/privdd/", f"{ROOT}/attacks/", f"{ROOT}/benchmarks/")) and Path(file).name not in ("gpu_clock.py", "test_gpu.py"):
             return f"{Path(file).relative_to(ROOT)}:{frame.f_lineno}"
         frame = frame.f_back  # type: ignore[assignment]
     return "?"

@@ -27,7 +27,6 @@ import torch
 from flwr.app import Context, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
-from benchmarks import flower_loopback
 from privdd.auditing.pipeline import audit_experiment
 from privdd.canary.__main__ import main as canary
 from privdd.cli.build import build_experiment
@@ -43,6 +42,7 @@ from privdd.models.build import build
 from privdd.privacy.ledger import Ledger
 from privdd.runtime.files import read_json
 from privdd.runtime.run_folder import RunFolder
+from tests.system import flower_loopback
 
 SETTINGS = [
     "preset=default", "data=fashion_mnist", "data.limit=4000", "data.test_limit=2000", "partition=iid", "partition.clients=2", "model=mlp", "algo=fedavg", "algo.rounds=20",

@@ -97,7 +97,7 @@ def test_every_module_is_named_by_a_test() -> None:
 
 def test_every_test_folder_is_a_package_of_the_house() -> None:
     packages = {"." if path.parent == ROOT / "privdd" else relative(path.parent).removeprefix("privdd/") for path in OURS}
-    extra = {"system", "reference", "conformance", "configs", "configs/experiment"}
+    extra = {"system", "reference", "conformance", "configs", "fuzzing", "power"}
     folders = {path.parent.relative_to(ROOT / "tests").as_posix() for path in ROOT.glob("tests/**/test_*.py")}
     assert folders <= packages | extra
 
@@ -160,6 +160,13 @@ def test_no_test_edits_the_search_path() -> None:
 )
 def test_the_search_for_edits_sees(source: str) -> None:
     assert list(path_edits(ast.parse(source)))
+
+
+def test_no_test_imports_a_benchmark() -> None:
+    """What both need is in tests; the test of a benchmark's own output lies beside the benchmark."""
+    found = re.compile(r"^\s*(from|import) benchmarks\b", re.MULTILINE)
+    assert [relative(path) for path in ROOT.glob("tests/**/*.py") if found.search(path.read_text(encoding="utf-8"))] == []
+    assert found.search("import os\nfrom benchmarks.gate import x") and not found.search("# from benchmarks to tests")
 
 
 def test_what_the_first_suite_leaves_out_is_there() -> None:

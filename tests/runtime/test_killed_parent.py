@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.kills import WORD, alive
+from tests.system.random_kills import WORD, alive
 
 ROOT = Path(__file__).parents[2]
 PATIENCE = 60  # seconds on a busy machine; workers that nobody ends nap for ten minutes

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
 
-from benchmarks.fuzz_outcomes import Outcome
+from tests.fuzzing.outcomes import Outcome
 
 TINY = ["preset=smoke", "data.limit=90", "data.test_limit=40", "partition.clients=2", "model=mlp", "model.width=8", "algo=fedproto",
         "algo.rounds=2", "algo.local_epochs=1", "audit.records=12", "audit.worlds=3", "audit.victims=1", "privacy.delta=1e-3",

@@ -1,6 +1,6 @@
 """A real federation on this machine: a SuperLink and two SuperNodes over loopback, beside its simulation.
 
-    python -m benchmarks.flower_loopback [--rounds 2] [--timeout 400] [override ...]
+    python -m tests.system.flower_loopback [--rounds 2] [--timeout 400] [override ...]
 
 Every process is started and ended here, by its id. Prints seconds and whether ledger, model, artifacts and
 findings of the audit are equal to those of the simulated run, and leaves nothing behind. The deployed folder

@@ -1,7 +1,7 @@
 """Do membership attacks stay at one half where there is nothing to find? Real signals of a run, with coins dealt again.
 
     python -m privdd.audit algo=fedavg hydra.run.dir=RUN
-    python -m benchmarks.nulls RUN [RUN ...] [--draws 100] [--attacks fusion,lira]
+    python -m tests.power.nulls RUN [RUN ...] [--draws 100] [--attacks fusion,lira]
 
 What a run's replays released is read from the copies that it keeps, so nothing is trained. The coins of the masks are then
 drawn anew, for all replays: they have nothing to do with what was released, and an attack that finds members has found its
@@ -28,11 +28,11 @@ from torch import Tensor
 
 from attacks.membership.attack import MembershipAttack
 from attacks.types import Surface, Truth, View
-from benchmarks.power import attacks
 from privdd.auditing.pipeline import audit_experiment
 from privdd.cli.build import build_experiment
 from privdd.cli.stored_config import load_stored_config
 from privdd.runtime.run_folder import RunFolder
+from tests.power.membership import attacks
 
 LEVEL = 0.95
 LEAST = 12  # replays: with fewer, few records have a shadow model on both sides
@@ -119,7 +119,7 @@ def markdown(found: Sequence[Null], seconds: float) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print one row an attack and surface; 1 where an attack's intervals are too narrow, else 0."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.nulls", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tests.power.nulls", description=__doc__)
     parser.add_argument("runs", type=Path, nargs="+", help="folders of finished audits")
     parser.add_argument("--draws", type=int, default=100)
     parser.add_argument("--attacks", help="some of them, with commas between")

@@ -1,6 +1,6 @@
 """Random command lines and damaged run folders: every one ends in a whole result or in one line.
 
-    python -m benchmarks.fuzz [--configs 500] [--first 0] [--files 200] [--replies 60] [--seed 0] [--limit 60] [--log FILE]
+    python -m tests.fuzzing.run [--configs 500] [--first 0] [--files 200] [--replies 60] [--seed 0] [--limit 60] [--log FILE]
 
 Each case runs in a fork of a process that has done such a run before, with a limit on time and memory. A case that the
 log holds is counted and not run again, so that the whole can be done in pieces. Replies are what a hostile client of a
@@ -22,12 +22,11 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.fuzz_cases import case
-from benchmarks.fuzz_files import damage_cases, read_damaged, whole_runs
-from benchmarks.fuzz_outcomes import FAULTS, Outcome, in_child, run_case
-from benchmarks.fuzz_replies import Honest, federation, reply_case, send
-from benchmarks.machine import hardware
 from privdd.cli.compose import config_dir, group_choices
+from tests.fuzzing.cases import case
+from tests.fuzzing.files import damage_cases, read_damaged, whole_runs
+from tests.fuzzing.outcomes import FAULTS, Outcome, in_child, run_case
+from tests.fuzzing.replies import Honest, federation, reply_case, send
 
 Work = tuple[str, Callable[[Path], Outcome]]  # a case's name, and what it does in an empty folder
 ENOUGH = 500  # configurations, of which about 40 % run: above ten for each method
@@ -112,7 +111,6 @@ def main() -> int:
     made.add_argument("--log", type=Path)
     given = made.parse_args()
     torch.set_num_threads(1)
-    print(hardware(), flush=True)
     counts: Counter[str] = Counter()
     with tempfile.TemporaryDirectory(prefix="privdd-fuzz-") as place:
         runs = whole_runs(Path(place))  # afterwards this process has everything in memory that its forks need

@@ -7,8 +7,8 @@ import torch
 
 from attacks.membership.lira import Lira
 from attacks.types import Surface
-from benchmarks.power import claimed, finds, power
 from privdd.auditing import signal_extraction
+from tests.power.membership import claimed, finds, power
 
 SEEDS = range(3)
 CLAIMED = list(claimed())

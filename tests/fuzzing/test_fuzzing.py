@@ -1,4 +1,4 @@
-"""A small sample of ``benchmarks.fuzz``: every method, mechanism, partition and attack comes up, and each case ends well."""
+"""A small sample of ``tests.fuzzing.run``: every method, mechanism, partition and attack comes up, and each case ends well."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.fuzz import Work, never_ran, told
-from benchmarks.fuzz_cases import Case, case, chosen
-from benchmarks.fuzz_files import Damage, damage_cases, damaged, read_damaged, whole_runs
-from benchmarks.fuzz_outcomes import FAULTS, Outcome, in_child, problems, run_case
 from privdd.cli.compose import config_dir, group_choices
+from tests.fuzzing.cases import Case, case, chosen
+from tests.fuzzing.files import Damage, damage_cases, damaged, read_damaged, whole_runs
+from tests.fuzzing.outcomes import FAULTS, Outcome, in_child, problems, run_case
+from tests.fuzzing.run import Work, never_ran, told
 
 LIMIT = 60.0  # seconds for one case, on a busy machine
 TRAIN = ("preset=smoke", "data.limit=90", "data.test_limit=40", "partition.clients=2", "model=mlp", "model.width=8",

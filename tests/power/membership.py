@@ -1,8 +1,8 @@
 """Does each membership attack find a leak that is there, and none where there is none, on every surface that it claims?
 
-    python -m benchmarks.power [--seeds 3] [--write docs/power.md]
+    python -m tests.power.membership [--seeds 3] [--write docs/power.md]
 
-``benchmarks.planted`` makes uploads that hold a client's members, read as an audit reads them. An attack finds a leak
+``tests.power.planted_leaks`` makes uploads that hold a client's members, read as an audit reads them. An attack finds a leak
 where the 95 % interval of its AUC lies above 0.5; in a null the members are those of other coins. The exit status is 1
 where an attack finds less than nine of ten planted leaks, or more nulls than chance explains.
 """
@@ -23,10 +23,10 @@ from scipy.stats import binom
 
 from attacks.membership.attack import MembershipAttack
 from attacks.types import Adversary, Surface, Truth, View
-from benchmarks.planted import CLASSES, NOISE, PULL, RECORDS, SHAPE, WORLDS, planted
 from privdd.cli.build import build_attacks
 from privdd.cli.compose import compose_config, config_dir
 from privdd.reporting.export import write_markdown_page
+from tests.power.planted_leaks import CLASSES, NOISE, PULL, RECORDS, SHAPE, WORLDS, planted
 
 LEVEL = 0.025  # of one side of a 95 % interval
 NOBODY = Truth(*[torch.zeros(1, *SHAPE), torch.zeros(1, dtype=torch.long)] * 2, torch.zeros(CLASSES))
@@ -110,7 +110,7 @@ own with noise of standard deviation {NOISE:g}, which is the records' own spread
 of ten classes. A leak counts as found where the 95 % interval of the AUC lies above one half. In a null the same is sent
 of records that other coins chose; 2.5 % of nulls may be found.
 
-    python -m benchmarks.power --seeds {seeds} --write docs/power.md
+    python -m tests.power.membership --seeds {seeds} --write docs/power.md
 
 Found of {seeds} planted leaks, and of {seeds} nulls; {seconds:.0f} CPU s. "-": the attack does not claim the surface. The
 number of records that a client holds is one number for all of its records, in which no membership attack has anything to
@@ -139,7 +139,7 @@ def command(
     arguments: Sequence[str] | None,
 ) -> int:
     """Print the table of ``measured(seeds)``, or write it to a file; 1 where an attack is blind or cries wolf, else 0."""
-    parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{name}", description=doc)
+    parser = argparse.ArgumentParser(prog=f"python -m tests.power.{name}", description=doc)
     parser.add_argument("--seeds", type=int, default=3, help="planted leaks, and nulls, for each attack and surface")
     parser.add_argument("--write", type=Path, help="the file that the table is written to")
     options = parser.parse_args(arguments)
@@ -157,7 +157,7 @@ def command(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    return command("power", __doc__, lambda seeds: [power(*one, seeds) for one in claimed()], markdown, arguments)
+    return command("membership", __doc__, lambda seeds: [power(*one, seeds) for one in claimed()], markdown, arguments)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """SIGKILL at random moments, over methods and engines: the same result after resume=, and no process left behind.
 
-    python -m benchmarks.kills [--kills 20] [--seed 0] [--engines serial processes ray] [--methods fedavg ...]
+    python -m tests.system.random_kills [--kills 20] [--seed 0] [--engines serial processes ray] [--methods fedavg ...]
 
 Every run is a command of its own with its own workers. Its parent alone is killed; five seconds later none of the
 processes that it started may be alive (they are found by a word in their environment). Then the run is resumed and

@@ -9,8 +9,8 @@ import torch
 
 from attacks.inversion.gradient_attack import UpdateInversion
 from attacks.types import Evidence, Surface, View
-from benchmarks import power_pictures
-from benchmarks.power_pictures import ATTACKS, claimed, power
+from tests.power import pictures
+from tests.power.pictures import ATTACKS, claimed, power
 
 CLAIMED = list(claimed())
 
@@ -27,5 +27,5 @@ def test_an_attack_that_draws_noise_is_noticed(monkeypatch: pytest.MonkeyPatch) 
             found = super().run(view, generator)
             return replace(found, images=torch.rand(found.images.shape, generator=generator))
 
-    monkeypatch.setattr(power_pictures, "ATTACKS", {**ATTACKS, "update_inversion": Noise(budget=1)})
+    monkeypatch.setattr(pictures, "ATTACKS", {**ATTACKS, "update_inversion": Noise(budget=1)})
     assert power(Surface.UPDATE, "update_inversion", [0]).broken

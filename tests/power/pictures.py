@@ -1,6 +1,6 @@
 """Do the attacks that rebuild pictures and labels find what is there, and nothing where it is not?
 
-    python -m benchmarks.power_pictures [--seeds 3] [--write docs/power_pictures.md]
+    python -m tests.power.pictures [--seeds 3] [--write docs/power_pictures.md]
 
 Uploads carry known digits: updates and gradients are computed from them, features and images are the digits themselves
 with noise of a tenth of the range of grey, labels are theirs. In a null the same is sent of other digits. Pictures are
@@ -30,8 +30,8 @@ from attacks.inversion.gradient_attack import GradientInversion, UpdateInversion
 from attacks.inversion.labels import LabelCounts, label_overlap
 from attacks.inversion.victim import Victim
 from attacks.types import Adversary, Attack, Capture, Knowledge, Surface, Truth, View
-from benchmarks.power import LEVEL, blind_or_wrong, command
 from privdd.models import ModelSpec, build, initial
+from tests.power.membership import LEVEL, blind_or_wrong, command
 
 CLASSES, RECORDS, NOISE, LR = 10, 8, 0.1, 0.1
 SOLVER = InvertingGradients(iterations=150, lr=0.03, tv=1e-4, schedule="cosine", soften=100.0)
@@ -164,7 +164,7 @@ def markdown(rows: Sequence[Found], seconds: float) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     measured = lambda seeds: [power(*one, seeds) for one in claimed()]  # noqa: E731
-    return command("power_pictures", __doc__, measured, markdown, arguments)
+    return command("pictures", __doc__, measured, markdown, arguments)
 
 
 if __name__ == "__main__":

@@ -12,11 +12,11 @@ import pytest
 
 pytest.importorskip("flwr")
 
-from benchmarks.flower_loopback import deployed
 from privdd.cli import main as cli
 from privdd.recording.recording import read_recordings
 from privdd.reporting.findings_file import load_findings
 from privdd.runtime.files import read_json
+from tests.system.flower_loopback import deployed
 
 PAGE = (Path(__file__).parents[2] / "docs" / "tutorials" / "flower.md").read_text()
 

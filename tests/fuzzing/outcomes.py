@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.fuzz_cases import Case
+from tests.fuzzing.cases import Case
 
 FAULTS = ("traceback", "nonsense", "timeout", "killed")
 MEMORY = 6 * 2**30  # bytes of address space

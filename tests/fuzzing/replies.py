@@ -13,13 +13,13 @@ from typing import Any
 import torch
 from flwr.app import Array, ArrayRecord, Message, MetricRecord
 
-from benchmarks.fuzz_outcomes import Outcome
 from privdd.federated.experiment import Experiment
 from privdd.federated.simulation import Progress
 from privdd.integrations.flower import run_on_grid
 from privdd.integrations.flower_messages import FederationFailed
 from privdd.runtime.run_folder import RunFolder
 from tests.federations import tiny
+from tests.fuzzing.outcomes import Outcome
 from tests.integrations.hand_grid import AlteringGrid, arrays, rows, words
 
 METHODS = {

@@ -5,9 +5,9 @@ from dataclasses import replace
 import torch
 
 from attacks.types import Surface
-from benchmarks.nulls import Null, null, with_fresh_coins
-from benchmarks.planted import planted
-from benchmarks.power import attacks
+from tests.power.membership import attacks
+from tests.power.nulls import Null, null, with_fresh_coins
+from tests.power.planted_leaks import planted
 
 
 def test_a_leak_is_no_leak_for_fresh_coins() -> None:
