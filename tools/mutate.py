@@ -1,6 +1,6 @@
 """The share of one-line faults in privdd and attacks that the first suite notices.
 
-    python tools/mutate.py [--count 60] [--seed 0] [--seconds 60] [--tests 8] [--only N ...]
+    python tools/mutate.py [--count 60] [--seed 0] [--seconds 90] [--tests 8] [--only N ...]
 
 Draws lines that run (each package in turn) and changes one of them: a comparison, a constant, a sign, an arithmetic
 operator, a boolean, a call whose value nobody takes, a condition. The fault is planted in a temporary clone, in which the
@@ -117,7 +117,8 @@ def tests_of(module: Path, limit: int) -> list[str]:
     folder = ROOT / "tests" / module.parent.relative_to("privdd" if module.parts[0] == "privdd" else ".")
 
     def rank(path: Path) -> tuple[bool, bool, bool, int]:
-        beside, named = path.parent == folder, path.stem.startswith(f"test_{module.stem}")
+        beside = path.parent == folder or path == folder.parent / f"test_{folder.name}.py"
+        named = path.stem.startswith((f"test_{module.stem}", f"test_{folder.name}"))
         return not (beside and named), not imports(files[path], name), not beside, path.stat().st_size
 
     found = [path for path in files if not rank(path)[0] or any(imports(files[path], user) for user in [name, *users])]
@@ -125,7 +126,7 @@ def tests_of(module: Path, limit: int) -> list[str]:
 
 
 def killed(clone: Path, fault: tuple[Path, int, str, str], seconds: int, limit: int) -> str:
-    """The first test that fails with the fault in place; "" where none does in time."""
+    """The first test that fails with the fault in place, or how it went on."""
     module, line, _, new = fault
     place, tests = clone / module, tests_of(module, limit)
     whole = place.read_text(encoding="utf-8")
@@ -136,18 +137,18 @@ def killed(clone: Path, fault: tuple[Path, int, str, str], seconds: int, limit: 
     try:
         done = subprocess.run(command, cwd=clone, env=environment, capture_output=True, text=True, timeout=seconds)
     except subprocess.TimeoutExpired:
-        return ""  # slow tests or an endless loop: not counted
+        return "OUT OF TIME"  # slow tests or an endless loop: not counted as noticed
     finally:
         place.write_text(whole, encoding="utf-8")
     if done.returncode in (0, 5):
-        return ""
+        return "SURVIVED"
     failed = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
     return failed[1] if failed else f"exit status {done.returncode}"
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    for name, value in (("count", 60), ("seed", 0), ("seconds", 60), ("tests", 8)):
+    for name, value in (("count", 60), ("seed", 0), ("seconds", 90), ("tests", 8)):
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--only", type=int, nargs="+", help="numbers of single faults")
     given = parser.parse_args()
@@ -159,8 +160,8 @@ def main() -> int:
             if given.only and number not in given.only:
                 continue
             found = killed(clone, fault, given.seconds, given.tests)
-            total, seen = total + 1, seen + bool(found)
-            print(f"{number} {fault[0]}:{fault[1]}: {fault[2].strip()}  ->  {fault[3].strip()}  {found or 'SURVIVED'}", flush=True)
+            total, seen = total + 1, seen + (not found.isupper())
+            print(f"{number} {fault[0].as_posix()}:{fault[1]}: {fault[2].strip()}  ->  {fault[3].strip()}  {found}", flush=True)
     print(f"{seen} of {total} faults were noticed")
     return 0
 
