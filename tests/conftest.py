@@ -42,7 +42,7 @@ SMALL_AUDIT = [
     "audit.guarantee.runs=20", "audit.guarantee.slow_runs=20", "audit.guarantee.images=1", "attack.gradient_inversion.method.iterations=5",
     "attack=[lira,loss_threshold,label_counts,known_neighbour,gradient_inversion]",
 ]  # fmt: skip
-LONGEST = ("test_noise_and_sampling_test_planted_faults.py", "test_sound_but_odd.py", "test_what_leaves.py", "test_run_folder.py")
+LONGEST = ("test_noise_and_sampling_test.py", "test_unusual_sound_mechanisms.py", "test_client_outputs.py", "test_run_folder.py")
 NIGHTLY = Path(__file__).with_name("nightly.txt")
 FEDAVG = ["algo=fedavg", "algo.rounds=2", "algo.local_epochs=3"]
 FEDFED = ["algo.distill_rounds=2", "algo.base.rounds=1"]

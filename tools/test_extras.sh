@@ -4,7 +4,7 @@
 set -u
 python=$1
 missing=""
-axe=.cache/axe  # tests/reporting/test_axe.py knows the version and its digest
+axe=.cache/axe  # tests/reporting/test_accessibility.py knows the version and its digest
 if [ ! -f $axe/node_modules/axe-core/axe.min.js ]; then
     if [ "${CI:-}" = "true" ] && command -v npm >/dev/null 2>&1; then
         npm install --silent --no-audit --no-fund --ignore-scripts --fetch-retries=1 --fetch-timeout=30000 --prefix $axe axe-core@4.14.1 >/dev/null 2>&1 \

@@ -1,21 +1,34 @@
-"""Lower bounds against published numbers, brute force, and simulated coverage."""
+"""Tests of ``attacks.epsilon``."""
+
+from __future__ import annotations
 
 import math
 
 import numpy as np
 import pytest
+from scipy import stats
 from scipy.stats import beta, binom, norm
 
 from attacks.epsilon import (
+    COMPARISON_CONFIDENCE,
     bayesian,
+    best_cosine_threshold,
+    best_threshold,
+    bound_from_cosines,
+    bound_from_identifications,
     clopper_pearson,
+    confusion_counts_at,
     from_scores,
     gaussian,
     gaussian_epsilon,
+    log_chance_of_cosine,
     one_run_from_scores,
 )
 from attacks.one_run import one_run, one_run_p_value
 from attacks.statistics import largest_refuted
+
+# Lower bounds against published numbers, brute force, and simulated coverage.
+
 
 DELTA = 1e-5
 
@@ -164,3 +177,107 @@ def test_the_largest_refuted_value_is_found_from_below(truth):
 def test_bad_input_is_refused(call):
     with pytest.raises(ValueError):
         call()
+
+
+# Bounds by naming: the exact null against simulation, and bounds against known mechanisms.
+
+
+@pytest.mark.parametrize("dimensions", [2, 3, 10, 100])
+def test_chance_of_a_cosine_is_that_of_student_t(dimensions: int) -> None:
+    """t = c sqrt(m-1) / sqrt(1-c^2) has Student's law with m - 1 degrees of freedom for a uniform direction."""
+    for c in (-0.5, 0.0, 0.1, 0.4, 0.9):
+        t = c * math.sqrt(dimensions - 1) / math.sqrt(1 - c * c)
+        expected = stats.t.logsf(t, dimensions - 1)
+        assert float(log_chance_of_cosine(np.array(c), dimensions)) == pytest.approx(expected, rel=1e-9, abs=1e-12)
+
+
+def test_chances_beyond_the_smallest_float_are_bounded_from_above() -> None:
+    far = log_chance_of_cosine(np.array([0.999, 0.99999, 1.0]), 1000)
+    assert (np.diff(far) < 0).all() and far[0] < -2000 and np.isfinite(far).all()
+    with pytest.raises(ValueError, match="dimensions=1"):
+        log_chance_of_cosine(np.array(0.5), 1)
+
+
+def games(mu: float, count: int, m: int, rng: np.random.Generator) -> np.ndarray:
+    """Cosines of a Gaussian mechanism in m dimensions whose record shifts by mu."""
+    s = rng.standard_normal((count, m))
+    s /= np.linalg.norm(s, axis=1, keepdims=True)
+    o = mu * s + rng.standard_normal((count, m))
+    return np.einsum("ij,ij->i", o, s) / np.linalg.norm(o, axis=1)
+
+
+def test_bounds_of_a_gaussian_mechanism_stay_below_its_epsilon() -> None:
+    rng, above, best = np.random.default_rng(0), 0, 0.0
+    true = gaussian_epsilon(2.0, 1e-5)
+    for _ in range(40):
+        at = best_cosine_threshold(games(2.0, 300, 12, rng), 12, 1e-5)
+        bound = bound_from_cosines(games(2.0, 1000, 12, rng), at, 12, delta=1e-5, confidence=0.95)
+        above, best = above + (bound > true), max(best, bound)
+    assert above == 0 and best > 0.3 * true
+
+
+def test_no_noise_is_told_beyond_ln_n_and_nothing_is_told_of_nothing() -> None:
+    rng = np.random.default_rng(1)
+    assert bound_from_cosines(np.full(50, 0.9999), 0.99, 20, delta=1e-5, confidence=0.99) > 30
+    null = [bound_from_cosines(games(0.0, 200, 8, rng), 0.3, 8, delta=0.0, confidence=0.9) > 0.05 for _ in range(200)]
+    assert np.mean(null) < 0.1
+
+
+def test_names_among_many_against_the_binomial() -> None:
+    """10 of 10 right among K: the smallest chance that is not refuted is alpha^(1/10)."""
+    bound = bound_from_identifications(10, 10, math.log(1e6), delta=0.0, confidence=0.95)
+    assert bound == pytest.approx(math.log(0.05**0.1 * 1e6))
+    assert bound_from_identifications(0, 10, 5.0, delta=1e-5, confidence=0.95) == 0
+    assert bound_from_identifications(1, 1, math.log(1e6), delta=0.01, confidence=0.95) == pytest.approx(math.log((0.05 - 0.01) * 1e6))
+    with pytest.raises(ValueError, match="won=11"):
+        bound_from_identifications(11, 10, 5.0, delta=0.0, confidence=0.95)
+
+
+# The threshold that a method chooses on its own trials.
+
+
+DELTA_THRESHOLDS = 1e-5
+BOUNDS = {"clopper_pearson": clopper_pearson, "gaussian": gaussian}
+
+
+def drawn(n=600, seed=0):
+    rng = np.random.default_rng(seed)
+    inside = rng.random(n) < 0.5
+    return rng.normal(size=n) + inside, inside
+
+
+def test_counts_are_counted_one_by_one():
+    values, inside = np.array([0.0, 1.0, 1.0, 2.0, 3.0]), np.array([False, True, False, True, True])
+    for at, *four in zip([-1.0, 1.0, 2.5], *confusion_counts_at(values, inside, np.array([-1.0, 1.0, 2.5]))):
+        hit = values >= at
+        assert four == [(a & b).sum() for a, b in ((hit, inside), (~hit, inside), (hit, ~inside), (~hit, ~inside))]
+
+
+@pytest.mark.parametrize("method", ["clopper_pearson", "gaussian"])
+def test_each_method_ranks_by_its_own_bound(method):
+    values, inside = drawn()
+    at = best_threshold(values, inside, DELTA_THRESHOLDS, method)
+
+    def bound(threshold):
+        hit = values >= threshold
+        counts = [int((a & b).sum()) for a, b in ((hit, inside), (~hit, inside), (hit, ~inside), (~hit, ~inside))]
+        return BOUNDS[method](*counts, delta=DELTA_THRESHOLDS, confidence=COMPARISON_CONFIDENCE)
+
+    assert bound(at) == pytest.approx(max(bound(value) for value in values), abs=0.1)
+
+
+def test_the_gaussian_estimate_gains_from_its_own_threshold():
+    rng = np.random.default_rng(1)
+    split = [from_scores(*drawn(1000, s), delta=DELTA_THRESHOLDS, method="gaussian", generator=rng).value for s in range(20)]
+    assert np.median(split) > 2.2  # 1.2 with a threshold that Clopper-Pearson chose; 2.8 with 0.5 and all trials
+
+
+def test_without_any_bound_the_widest_gap_is_taken():
+    values, inside = np.array([0.0, 0.0, 1.0, 1.0]), np.array([False, True, False, True])
+    assert best_threshold(values, inside, DELTA_THRESHOLDS) in (0.0, 1.0)
+    with pytest.raises(KeyError):
+        best_threshold(values, inside, DELTA_THRESHOLDS, "one_run")
+    for seed in range(20):  # nine trials bound nothing
+        values, inside = np.random.default_rng(seed).permutation(9) / 9.0, np.arange(9) < 3 + seed % 3
+        gaps = {at: np.mean(values[inside] >= at) - np.mean(values[~inside] >= at) for at in values}
+        assert gaps[best_threshold(values, inside, DELTA_THRESHOLDS)] == pytest.approx(max(gaps.values()))

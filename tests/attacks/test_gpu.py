@@ -1,4 +1,4 @@
-"""Attacks on a device: the bits of the CPU, and no transfer or wait that grows with the steps of a loop."""
+"""Tests of ``attacks.gpu``."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ from unittest import mock
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from attacks.gpu import (
     STEPS_BETWEEN_READS,
     STEPS_PER_TRANSFER,
+    average_pool,
     draw_ahead,
     memory_budget,
     record_cuda_graph,
@@ -38,7 +40,11 @@ from attacks.types import Adversary, Attack, Capture, Knowledge, Surface, Truth,
 from privdd.auditing.attack_tasks import AttackJob, AttackOutcome, AttackTask, AttackTerms, ErrorBudget
 from privdd.core.device import deterministic_kernels, max_images_per_batch
 from privdd.core.rng import Keys
+from privdd.distillation.augmentation import sample_grid
 from tests.fake_device import fake_gpu, repeated
+
+# Attacks on a device: the bits of the CPU, and no transfer or wait that grows with the steps of a loop.
+
 
 SHAPE, CLASSES = (1, 8, 8), 3
 TERMS = AttackTerms(Keys(0), 1e-5, ErrorBudget(0.05))
@@ -278,3 +284,75 @@ def test_a_long_search_with_recorded_kernels_gives_the_bits_of_one_without(monke
         monkeypatch.setattr(gradient, "MIN_RECORDED_ITERATIONS", MIN_RECORDED_ITERATIONS + 1)
         plainly = attacked(make(MIN_RECORDED_ITERATIONS), surface, "cuda").finding
     assert all(torch.equal(value, plainly.figures[key]) for key, value in recorded.figures.items())
+
+
+# Pooling and sampling off the CPU against torch's own, and what ``deterministic_kernels`` sets; on a GPU, the same bits twice.
+
+
+SIZES = [((8, 8), 1), ((8, 8), 4), ((13, 13), 6), ((7, 5), (3, 2)), ((3, 4), (5, 4))]
+
+
+def images_repeatable(*side: int) -> Tensor:
+    return torch.rand((3, 2, *side), generator=torch.Generator().manual_seed(0))
+
+
+def turned(side: tuple[int, int], a: float, b: float) -> Tensor:
+    matrix = torch.tensor([[[a, b, 0.1], [-b, a, -0.2]]])
+    return F.affine_grid(matrix, [1, 2, *side], align_corners=False)[0]
+
+
+def with_slope(there: str, x: Tensor, compute: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+    """What ``compute`` makes of x, and the gradient of its squares, computed ``there``."""
+    x = x.to(there).requires_grad_(True)
+    found = compute(x)
+    return found.detach().cpu(), torch.autograd.grad(found.square().sum(), x)[0].cpu()
+
+
+@pytest.mark.parametrize(("side", "size"), SIZES)
+def test_pooling_off_the_cpu_is_torchs(side: tuple[int, int], size: int | tuple[int, int]) -> None:
+    expected = with_slope("cpu", images_repeatable(*side), lambda x: F.adaptive_avg_pool2d(x, size))
+    with fake_gpu():
+        found = with_slope("cuda", images_repeatable(*side), lambda x: average_pool(x, size))
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other)
+    assert torch.equal(average_pool(images_repeatable(*side), size), F.adaptive_avg_pool2d(images_repeatable(*side), size))
+
+
+@pytest.mark.parametrize("side", [(8, 8), (5, 7)])
+@pytest.mark.parametrize(("a", "b"), [(1.0, 0.0), (0.8, 0.3), (1.4, -0.6)])
+def test_sampling_off_the_cpu_is_torchs(side: tuple[int, int], a: float, b: float) -> None:
+    grid = turned(side, a, b)
+    expected = with_slope("cpu", images_repeatable(*side), lambda x: F.grid_sample(x, grid.expand(3, -1, -1, -1), align_corners=False))
+    with fake_gpu():
+        found = with_slope("cuda", images_repeatable(*side), lambda x: sample_grid(x, grid.to("cuda")))
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def flags() -> tuple[bool, bool, bool]:
+    return torch.are_deterministic_algorithms_enabled(), torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+
+
+def test_what_is_set_for_a_gpu_is_restored(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    before = flags()
+    with deterministic_kernels("cpu"):
+        assert flags() == before
+    with pytest.raises(ZeroDivisionError), deterministic_kernels("cuda"):
+        assert flags() == (True, False, False)
+        raise ZeroDivisionError
+    assert flags() == before == (False, False, True)
+    assert torch.utils.deterministic.fill_uninitialized_memory  # torch's own choice
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU: torch.cuda.is_available() is False")
+@pytest.mark.parametrize("what", ["pooling", "sampling"])
+def test_gradients_on_a_gpu_are_the_same_bits_twice(what: str) -> None:
+    x, grid = torch.rand((64, 3, 31, 31), generator=torch.Generator().manual_seed(0)), turned((31, 31), 1.3, 0.4)
+    ways: dict[str, Callable[[Tensor], Tensor]] = {
+        "pooling": lambda x: average_pool(x, 6), "sampling": lambda x: sample_grid(x, grid.to("cuda"))
+    }  # fmt: skip
+    with deterministic_kernels("cuda"):
+        first, second = (with_slope("cuda", x, ways[what]) for _ in range(2))
+    assert torch.equal(first[0], second[0]) and torch.equal(first[1], second[1])

@@ -1,7 +1,4 @@
-"""Attacks and guarantee tests are tasks: the same bits on every engine and in every order.
-
-One worker: what is tested is that a task takes all that it reads along, and a second worker takes seconds to start.
-"""
+"""Tests of ``privdd.auditing.attack_tasks``."""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ from attacks.membership.lira import Lira
 from attacks.membership.shadow_classifier import ShadowClassifier
 from attacks.membership.threshold import LossThreshold
 from attacks.types import Adversary, Attack, Evidence, Family, Finding, Knowledge, Surface, Truth, View, Worlds
-from privdd.auditing.attack_tasks import AttackFailed, AttackJob, AttackTask, AttackTerms, ErrorBudget
+from privdd.auditing.attack_tasks import AttackFailed, AttackJob, AttackTask, AttackTerms, ErrorBudget, error_budget
 from privdd.auditing.pipeline import audit_experiment
 from privdd.cli.build import build_experiment
 from privdd.core.rng import Keys
@@ -29,6 +26,11 @@ from privdd.federated.experiment import Experiment
 from privdd.runtime.engine import Engine
 from privdd.runtime.run_folder import RunFolder
 from tests.federations import tiny_config
+
+# Attacks and guarantee tests are tasks: the same bits on every engine and in every order.
+#
+# One worker: what is tested is that a task takes all that it reads along, and a second worker takes seconds to start.
+
 
 SMALL = [
     "model.width=4", "privacy=dpsgd", "audit.records=20", "audit.worlds=4", "audit.federations=0", "audit.victims=2",
@@ -156,3 +158,17 @@ def test_the_most_exposed_records_are_kept_only_where_asked_for_and_pictures(sha
     if kept:
         assert view.worlds is not None and view.worlds.records is not None
         assert torch.equal(done.evidence_tensors["exposed"], view.worlds.records[:2]) and done.evidence_tensors["exposed_label"].tolist() == [0, 1]
+
+
+# How the error of a run is shared by the bounds that can decide its verdict.
+
+
+def test_the_error_budget_counts_every_bound_and_reaches_each_of_them() -> None:
+    """audit.confidence over 12 membership tests and six bounds for each of two mechanisms, and one for the whole run."""
+    shared = error_budget(0.9, 12, 2)
+    assert shared.to_json() == {"alpha": 0.1, "tests": 25}
+    assert shared.tests * (1 - shared.confidence) == pytest.approx(0.1)
+    assert error_budget(0.95, 0, 0).confidence == pytest.approx(0.95)
+    for alpha, tests in ((0.0, 1), (1.0, 1), (0.05, 0)):
+        with pytest.raises(ValueError, match="is needed"):
+            ErrorBudget(alpha, tests)

@@ -1,4 +1,4 @@
-"""findings.json and ledger.json of real small audits, against what others must be able to recompute."""
+"""Tests of ``privdd.auditing.findings``."""
 
 from __future__ import annotations
 
@@ -7,30 +7,59 @@ import math
 import re
 from collections import defaultdict
 from dataclasses import replace
+from itertools import product
+from types import SimpleNamespace
 from typing import Any
 
 import dp_accounting as dpa
+import numpy as np
 import pytest
+import torch
 from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 
+from attacks.membership.attack import one_run_bound
 from attacks.membership.lira import Lira
-from attacks.types import Adversary, Family, Finding, Surface
+from attacks.types import Adversary, Family, Finding, Knowledge, Surface, View, Worlds
 from privdd.auditing import findings
 from privdd.auditing import pipeline as auditing
-from privdd.auditing.attack_tasks import AttackFailed
+from privdd.auditing.attack_tasks import AttackFailed, error_budget, familywise_bound
 from privdd.auditing.coverage import check_coverage
-from privdd.auditing.findings import epsilon_by_accountant
+from privdd.auditing.findings import (
+    certified_entries,
+    certified_entries_of_surface,
+    decide_verdict,
+    epsilon_by_accountant,
+    noise_settings_of,
+    public_information,
+    reconstruction_rows,
+    record_level_ledger,
+    stated_epsilons,
+)
+from privdd.cli import external_scores
 from privdd.cli.build import build_attacks, build_experiment, build_shipped_attacks
 from privdd.cli.compose import compose_config
 from privdd.cli.run import run_audit
 from privdd.cli.settings import audit_settings
+from privdd.core.types import Records, Shard
 from privdd.core.validation import BadConfig
+from privdd.federated.experiment import Experiment
+from privdd.federated.simulation import publish_final_state, run_round, start_training
+from privdd.privacy.accounting import epsilon as accounted
+from privdd.privacy.claims import Claim
 from privdd.privacy.ledger import Ledger
+from privdd.privacy.mechanism import LedgerRow
 from privdd.reporting.findings_file import load_findings
+from privdd.reporting.schema import worst_verdict
+from privdd.runtime.engine import Engine
 from privdd.runtime.files import read_json
 from privdd.runtime.run_folder import read_tensors
-from tests.federations import tiny, tiny_config, trained
+from tests.federations import ALGOS, tiny, tiny_config, trained
+from tests.privacy.test_ledger import G
+from tests.privacy.test_ledger import row as released
+
+# findings.json and ledger.json of real small audits, against what others must be able to recompute.
+
 
 NAMES = ["fedavg", "fedfed", "fedfed_released", "fedfed_dp", "fedavg_dpsgd"]
 
@@ -42,7 +71,6 @@ def timeless(value: Any) -> Any:
     return [timeless(v) for v in value] if isinstance(value, list) else value
 
 
-# --- the file itself --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -118,7 +146,6 @@ def test_epsilons_say_what_is_protected(audited):
     assert told["Yang 2023, Theorem 3.4 as printed"]["delta"] > 1e-5
 
 
-# --- epsilon from ledger.json with dp-accounting alone ------------------------------------------
 
 
 def event_of(form: dict[str, Any]) -> dpa.DpEvent:
@@ -180,7 +207,6 @@ def test_partition_cells_compose_in_parallel():
     assert recomputed(flat, lambda n: RdpAccountant(neighboring_relation=n)) > 1.5 * rdp
 
 
-# --- the same again -----------------------------------------------------------------------------
 
 
 def test_same_seed_same_findings_other_seed_others(audited, run_small_audit, tmp_path):
@@ -199,7 +225,6 @@ def test_same_seed_same_findings_other_seed_others(audited, run_small_audit, tmp
     assert other["findings"] != a["findings"]
 
 
-# --- coverage: attacked, or waived in writing ---------------------------------------------------
 
 
 def small_config(*more: str):
@@ -347,3 +372,304 @@ def test_a_surface_that_its_only_attack_could_not_read_was_not_attacked() -> Non
     assert {row["audited"] for row in rows} == {f"not attacked: rank could not read it; {note['note']}"}
     with pytest.raises(RuntimeError, match="neither attacked nor waived"):
         list(findings._surface_rows(experiment, progress, [], {}))
+
+
+# Which bound is a run's certified epsilon: the largest that speaks of the whole run, and says what it trusts.
+
+
+def row(epsilon: float, **diagnostics: object) -> Finding:
+    measures = {"epsilon_measured": epsilon, "diagnostics": diagnostics}
+    return Finding(Surface.UPDATE, "t2_whole_run", Family.GUARANTEE, Adversary.ANALYST, measures)
+
+
+def test_the_largest_bound_for_the_whole_run_is_taken_with_what_it_trusts() -> None:
+    found = [row(1.0, certificate={"runs": 1}), row(3.0, certificate={"runs": 3}), row(9.0, unit="record")]
+    assert certified_entries(found) == {"certified": 3.0, "certified_by": {"runs": 3}}
+
+
+def test_nothing_is_certified_without_such_a_bound() -> None:
+    assert certified_entries([row(9.0, unit="record")]) == {}
+
+
+def test_a_surface_is_certified_where_it_was_computed_from_all_that_the_client_spends() -> None:
+    found = [row(3.0, certificate={"runs": 3})]
+    one, two = released(G(1.0), surface="a"), released(G(1.0), surface="b")
+    other = released(G(1.0), surface="a", client=1)
+    ledger = Ledger()
+    ledger.append([one])
+    assert certified_entries_of_surface(0, ledger, "a", found) == certified_entries(found)
+    ledger.append([other])
+    assert certified_entries_of_surface(0, ledger, "a", found) == certified_entries(found) == certified_entries_of_surface(1, ledger, "a", found)
+    assert certified_entries_of_surface(0, ledger, "b", found) == certified_entries_of_surface(2, ledger, "a", found) == {}
+    ledger.append([two])
+    assert certified_entries_of_surface(0, ledger, "a", found) == {}
+
+
+# What a report calls public does not depend on the records, and says what the plan does.
+
+
+CASES = [
+    *((algo,) for algo in ALGOS if algo.endswith("_dp")),
+    ("fedavg",), ("fedavg", "privacy=dpsgd"), ("fedavg", "privacy=client", "participation=0.67"),
+]  # fmt: skip
+
+
+def facts(experiment: Experiment, ledger: Ledger) -> dict[str, str]:
+    found = [(fact["what"], fact["value"]) for fact in public_information(experiment, ledger)]
+    assert len(dict(found)) == len(found)
+    return dict(found)
+
+
+def other_records(shard: Shard) -> Shard:
+    """As many records, with other images and, where labels may change, other labels."""
+    return shard.with_train(Records(1 - shard.train.x, shard.train.y.flip(0), shard.train.ids))
+
+
+def halved(shard: Shard) -> Shard:
+    """Half of the records zeroed out: what fewer of them is where their number is public."""
+    half = len(shard.train) // 2
+    gone = shard.train.take(range(half, len(shard.train)))
+    return replace(
+        shard.with_train(shard.train.take(range(half))), nulls=replace(gone, x=torch.zeros_like(gone.x))
+    )
+
+
+@pytest.mark.parametrize("case", CASES, ids=" ".join)
+def test_no_fact_depends_on_the_records(case: tuple[str, ...]) -> None:
+    experiment = tiny(*case)
+    said = [facts(experiment, trained(*case)[0].ledger)]
+    for other in (other_records, halved):
+        shards = [other(shard) for shard in experiment.shards]
+        progress = start_training(experiment.plan, experiment.new_ledger())
+        while progress.round < experiment.plan.method.rounds:
+            progress = run_round(experiment.plan, progress, shards, Engine())[0]
+        said.append(facts(experiment, publish_final_state(experiment.plan, progress).ledger))
+    assert said[0] == said[1] == said[2]
+
+
+@pytest.mark.parametrize("case", CASES, ids=" ".join)
+def test_the_applications_are_those_of_the_ledger(case: tuple[str, ...]) -> None:
+    """Counted in the rows, release by release: of one client and, where a release has one, one class."""
+    experiment, (progress, _, _) = tiny(*case), trained(*case)
+    said = facts(experiment, progress.ledger)
+    for name in experiment.plan.mechanisms:
+        counts: dict[tuple[int, int, str | None], int] = {}
+        for row in progress.ledger.releases:
+            if row.name == name:
+                at = (row.round, row.client, row.partition)
+                counts[at] = counts.get(at, 0) + row.count
+        (each,) = set(counts.values())
+        assert said[f"applications of {name}"].startswith(f"{each} by a client in ")
+        assert said[f"applications of {name}"].endswith("to each class") is any(part for _, _, part in counts)
+
+
+def test_the_words_of_one_run() -> None:
+    case = ("fedavg", "privacy=dpsgd", "participation=0.67")
+    said = facts(tiny(*case), trained(*case)[0].ledger)
+    assert said["participation"].startswith("2 of 3 clients a round") and said["rounds"] == "2"
+    assert said["mechanism of dpsgd"] == (
+        "ClippedSum, noise multiplier 1, clip norm 1, sampling probability 0.5, normaliser 20"
+    )
+    assert said["applications of dpsgd"] == "2 by a client in each round"
+    numbers = sum(t.numel() for t in trained(*case)[1][0].values["update"].values())
+    assert said["shape of update"].startswith(f"{numbers} numbers in ")
+
+
+def test_accuracy_on_private_records_is_said_to_be_uncovered() -> None:
+    for algo, private in (("fedrd_dp", True), ("fedproto", True), ("fedavg", False), ("feddm_dp", False)):
+        said = facts(tiny(algo), trained(algo)[0].ledger)["accuracy"]
+        assert ("no ε covers it" in said) is private, algo
+
+
+@pytest.mark.parametrize(("more", "expected"), [
+    (("privacy=none",), None),
+    (("privacy=dpsgd",), ("seed", False, False)),
+    (("privacy=dpsgd", "privacy.noise_source=os"), ("os", False, True)),
+    (("privacy=dpsgd", "privacy.noise_source=secret", "privacy.secret=a_secret_of_letters"), ("secret", False, True)),
+    (("privacy=dpsgd", "privacy.noise_source=secret", "privacy.secret=a_secret_of_letters", "privacy.paired_noise=true"),
+     ("secret", True, False)),
+])  # fmt: skip
+def test_whose_the_noise_is(more: tuple[str, ...], expected: tuple[str, bool, bool] | None) -> None:
+    found = noise_settings_of(tiny("fedavg", *more))
+    assert found == (expected and dict(zip(("source", "paired", "for_release"), expected)))
+
+
+# ``decide_verdict`` and ``stated_epsilons``: when a report says contradiction, and what it holds a surface to.
+
+
+STATED, LITTLE, MUCH = 4.0, 1.0, 9.0
+FINITE, GAUSSIAN = "finite_sample", "gaussian_only"
+PROVEN, NOTHING_PROVEN = {"pld": 4.0, "rdp": 4.5}, {"pld": math.inf, "rdp": math.inf}
+CASES_VERDICT = list(product((False, True), (False, True), (FINITE, GAUSSIAN)))  # kappa too large, family-wise too large, validity
+
+
+def membership(familywise: float | None, single: float, validity: str = FINITE, **more: Any) -> Finding:
+    measures: dict[str, Any] = {"auc": 0.6, "epsilon_measured": single, "epsilon_validity": validity, **more}
+    if familywise is not None:
+        measures["diagnostics"] = {"epsilon_familywise": familywise, "tests": 12}
+    return Finding(Surface.UPDATE, "lira", Family.MEMBERSHIP, Adversary.SERVER, measures)
+
+
+def sensitivity(kappa: float, allowed: float = 1.0) -> Finding:
+    measures = {"kappa": kappa, "kappa_allowed": allowed}
+    return Finding(Surface.UPDATE, "sensitivity", Family.GUARANTEE, Adversary.SERVER, measures)
+
+
+def case(moved: bool, above: bool, validity: str) -> list[Finding]:
+    """The single bound always says the opposite of the family-wise one."""
+    bound, single = (MUCH, LITTLE) if above else (LITTLE, MUCH)
+    return [membership(bound, single, validity), sensitivity(1.5 if moved else 0.9)]
+
+
+@pytest.mark.parametrize(("moved", "above", "validity"), CASES_VERDICT)
+@pytest.mark.parametrize("epsilon", [PROVEN, NOTHING_PROVEN])
+def test_verdict_of_kappa_familywise_bound_and_validity(
+    moved: bool, above: bool, validity: str, epsilon: dict[str, float]
+) -> None:
+    findings = case(moved, above, validity)
+    quiet = "consistent" if epsilon is PROVEN else "unprotected"
+    expected = "contradiction" if moved or (above and validity == FINITE) else quiet
+    assert decide_verdict(epsilon, STATED, findings) == expected
+    assert decide_verdict(epsilon, STATED, findings[::-1]) == expected  # whichever finding comes first
+
+
+@pytest.mark.parametrize(("single", "expected"), [(MUCH, "contradiction"), (LITTLE, "consistent")])
+def test_verdict_takes_the_single_bound_where_no_familywise_one_was_computed(single: float, expected: str) -> None:
+    assert decide_verdict(PROVEN, STATED, [membership(None, single)]) == expected
+
+
+def test_verdict_at_the_limits() -> None:
+    """A bound that equals what is stated, and a kappa within rounding of what is allowed, contradict nothing."""
+    assert decide_verdict(PROVEN, STATED, [membership(STATED, MUCH)]) == "consistent"
+    assert decide_verdict(PROVEN, STATED, [sensitivity(2.0 * (1 + 5e-5), 2.0)]) == "consistent"
+    assert decide_verdict(PROVEN, STATED, [sensitivity(2.0 * (1 + 2e-4), 2.0)]) == "contradiction"
+    assert decide_verdict(PROVEN, None, [membership(MUCH, MUCH)]) == "consistent"  # nothing is promised, nothing is broken
+    assert decide_verdict({"pld": 3.0, "rdp": math.inf}, STATED, []) == "consistent"  # one accountant's proof is enough
+
+
+def test_verdict_prefers_the_limit_of_the_finding_itself() -> None:
+    """Guarantee findings bring the epsilon of the one mechanism that they test."""
+    assert decide_verdict(PROVEN, STATED, [membership(5.0, 5.0, epsilon_stated=6.0)]) == "consistent"
+    assert decide_verdict(PROVEN, 10.0, [membership(7.0, 7.0, epsilon_stated=6.0)]) == "contradiction"
+    assert decide_verdict(PROVEN, None, [membership(7.0, 7.0, epsilon_stated=6.0)]) == "contradiction"
+
+
+@pytest.mark.parametrize("order", [("contradiction", "unprotected", "untested", "consistent"), ("untested", "consistent")])
+def test_the_worst_verdict_of_any_surface_is_the_runs(order: tuple[str, ...]) -> None:
+    assert worst_verdict(order[::-1]) == order[0] and worst_verdict([]) == "consistent"
+
+
+def test_epsilon_familywise_shares_five_percent_among_all_tests() -> None:
+    """The bound that decides is the one-run bound at confidence 1 - 0.05 / tests, on the run that happened."""
+    masks = torch.rand(3, 400, generator=torch.Generator().manual_seed(0)) < 0.5
+    scores = masks.double() * 4 + torch.randn(3, 400, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    knowledge = Knowledge((1, 2, 2), 2, torch.zeros(0, 1, 2, 2), torch.zeros(0).long())
+    labels = torch.zeros(400, dtype=torch.long)
+    view = View(Surface.UPDATE, Adversary.SERVER, (), knowledge, Worlds({}, masks, torch.zeros(400), labels))
+    bounds = {}
+    for tests in (1, 20):
+        said = familywise_bound(scores, view, 1e-4, error_budget(0.95, tests, 0), 2)
+        rng = np.random.default_rng(2)
+        expected = one_run_bound(scores, masks, 1e-4, rng, confidence={1: 0.95, 20: 0.9975}[tests])
+        assert said == {"epsilon_familywise": expected.value, "tests": tests}
+        bounds[tests] = said["epsilon_familywise"]
+    assert 0 < bounds[20] < bounds[1]
+
+
+
+
+def external(familywise: float | None, single: float, validity: str) -> tuple[Finding, Finding]:
+    """One finding at the single confidence, and what the same test gives at the shared one."""
+    lone = replace(membership(None, single, validity), surface=Surface.GLOBAL_MODEL)
+    lone = lone.with_measures(auc_ci=[0.5, 0.7], tpr_at_fpr={}, confidence=0.95, n=100, epsilon_method="one_run")
+    return lone, lone if familywise is None else lone.with_measures(epsilon_measured=familywise)
+
+
+@pytest.mark.parametrize(
+    ("above", "validity", "stated"), list(product((False, True), (FINITE, GAUSSIAN), (STATED, None)))
+)
+def test_external_scores_are_judged_by_the_same_rule(
+    above: bool, validity: str, stated: float | None, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lone, strict = external(*((MUCH, LITTLE) if above else (LITTLE, MUCH)), validity)
+
+    def scored(path: str, *, confidence: float, **given: Any) -> list[Finding]:
+        return [lone, lone] if confidence == 0.95 else [strict, strict]  # two tests share alpha: 0.975
+
+    monkeypatch.setattr(external_scores, "audit_scores", scored)
+    monkeypatch.setattr(external_scores, "write_report", lambda path: path / "report.html")
+    config = compose_config("audit", ["scores=none.npz", f"privacy.epsilon={'null' if stated is None else stated}"])
+    status = external_scores.audit_external_scores(config, tmp_path, [])
+    broken = above and validity == FINITE and stated is not None
+    assert load_findings(tmp_path).verdict == ("contradiction" if broken else "unprotected")
+    assert status == (2 if broken else 0)
+
+
+@pytest.mark.parametrize("broken", [False, True])
+@pytest.mark.parametrize("epsilon", [PROVEN, NOTHING_PROVEN])
+def test_what_no_test_looked_at_is_untested_and_no_more(epsilon: dict[str, float], broken: bool) -> None:
+    """A contradiction stays one, and where nothing is proven there is nothing to test."""
+    findings = [sensitivity(1.5 if broken else 0.9)]
+    quiet = "untested" if epsilon is PROVEN else "unprotected"
+    assert decide_verdict(epsilon, STATED, findings, ["update, noise: why"]) == ("contradiction" if broken else quiet)
+
+
+@pytest.mark.parametrize(("refuted", "expected"), [(True, "contradiction"), (False, "consistent")])
+def test_noise_that_is_not_what_is_stated_is_a_contradiction(refuted: bool, expected: str) -> None:
+    noise = Finding(Surface.UPDATE, "t0_noise", Family.GUARANTEE, Adversary.ANALYST, {"diagnostics": {"refuted": refuted}})
+    assert decide_verdict(PROVEN, STATED, [noise]) == expected
+
+
+
+
+def test_what_the_boldest_claim_allows_stands_beside_what_is_proven() -> None:
+    """(0, delta) leaves 1/k + delta; claims without a number allow nothing to be said."""
+    ledger = Ledger(delta=1e-5)
+    words, number = Claim("w", None, False, ""), Claim("n", 0.0, False, "", 1e-3)
+    assert all("claimed" not in row for row in reconstruction_rows(ledger, [words]))
+    rows = reconstruction_rows(ledger, [words, number])
+    assert [row["claimed"] for row in rows] == pytest.approx([row["prior"] + 1e-3 for row in rows])
+    assert [(row["k"], row["bound"]) for row in rows] == [(2, 0.5), (10, 0.1), (100, 0.01), (1000, 0.001)]
+
+
+
+
+def row_verdict(surface: Surface, event: dpa.DpEvent, **more: Any) -> LedgerRow:
+    return LedgerRow(0, 0, str(surface), str(surface), ("server",), {"x": (1,)}, "", event, **more)
+
+
+def test_stated_epsilons_are_what_is_accounted_or_what_the_method_claims() -> None:
+    """The smaller accountant; infinite ones left out; a surface pays for what it was computed from; claims win."""
+    ledger = Ledger(delta=1e-5)
+    gradient, labels = dpa.GaussianDpEvent(1.0), dpa.GaussianDpEvent(3.0)
+    ledger.append(
+        [
+            row_verdict(Surface.GRADIENT, gradient),
+            row_verdict(Surface.UPDATE, dpa.NoOpDpEvent(), post_of=(0,)),
+            row_verdict(Surface.LABELS, labels),
+            row_verdict(Surface.STATISTICS, dpa.NonPrivateDpEvent(), nonprivate_reason="no mechanism"),
+        ]
+    )
+
+    def experiment(**claims: float) -> Any:
+        method = SimpleNamespace(audit_hooks=SimpleNamespace(stated=lambda plan, shards: claims))
+        return SimpleNamespace(plan=SimpleNamespace(method=method), shards=())
+
+    def smaller(event: dpa.DpEvent) -> float:
+        return min(accounted(event, 1e-5), accounted(event, 1e-5, accountant="rdp"))
+
+    found = stated_epsilons(experiment(), ledger)
+    assert found == pytest.approx({"gradient": smaller(gradient), "update": smaller(gradient), "labels": smaller(labels)})
+    assert smaller(labels) < accounted(labels, 1e-5, accountant="rdp")  # or the choice would not show
+    claimed = stated_epsilons(experiment(labels=0.125, statistics=2.5, update=math.inf), ledger)
+    assert claimed == pytest.approx({"gradient": smaller(gradient), "labels": 0.125, "statistics": 2.5})
+
+
+def test_a_promise_to_a_client_is_a_promise_to_each_of_its_records() -> None:
+    """Client-level noise z bounds one record as noise z/2 does: a client with it, and without, is close to no client."""
+    ledger = Ledger("zero_out", "client", 1e-5)
+    ledger.append([row_verdict(Surface.UPDATE, dpa.GaussianDpEvent(1.0), flags={"unit:client": True}, count=3)])
+    twice = accounted(dpa.SelfComposedDpEvent(dpa.GaussianDpEvent(0.5), 3), 1e-5)
+    assert record_level_ledger(ledger).epsilon() == pytest.approx(twice, rel=1e-3) and twice > 2 * ledger.epsilon()
+    for same in (Ledger("add_remove"), Ledger("replace", "client")):
+        assert record_level_ledger(same) is same

@@ -238,7 +238,7 @@ def test_every_surface_says_what_it_needs() -> None:
 
 def test_only_counts_may_say_the_same_of_every_record() -> None:
     """A statistic or an update that implies no model stops the audit, where the sum of its numbers was read before."""
-    from tests.auditing.test_adversary_view_signals import worlds_of
+    from tests.auditing.test_adversary_view import worlds_of
 
     lens, _, (values,) = worlds_of("fedavg", 1)
     found = extract_signals(lens, values)
@@ -252,7 +252,7 @@ def test_only_counts_may_say_the_same_of_every_record() -> None:
 
 def test_prototypes_are_read_by_class() -> None:
     """FedProto: the count of the record's own class, and how far its class's mean lies out; no constant."""
-    from tests.auditing.test_adversary_view_signals import worlds_of
+    from tests.auditing.test_adversary_view import worlds_of
 
     lens, _, (values,) = worlds_of("fedproto", 1)
     assert isinstance(lens.method, FedProto)

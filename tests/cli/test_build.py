@@ -1,4 +1,4 @@
-"""Networks that standardise are networks that are given standardised images, and nothing else changes."""
+"""Tests of ``privdd.cli.build``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from omegaconf import open_dict
 from torch.func import functional_call
 
-from privdd.cli.build import STANDARDISED_CLASSIFIERS, standardise_classifiers
+from privdd.cli.build import STANDARDISED_CLASSIFIERS, build_experiment, planned_event, standardise_classifiers
 from privdd.cli.build import instantiate_node as built
 from privdd.cli.compose import compose_config
 from privdd.cli.settings import settings_fingerprint
@@ -18,9 +18,15 @@ from privdd.core.types import Records
 from privdd.core.validation import BadConfig
 from privdd.data.dataset import PUBLISHED_SCALES
 from privdd.data.sources import check_data_settings
+from privdd.federated.simulation import run_round, start_training
 from privdd.models import ModelSpec, build, initial
+from privdd.privacy.accounting import epsilon
+from privdd.privacy.ledger import Ledger
 from privdd.training.sgd import local_sgd
 from privdd.training.vectorised import vectorised_sgd
+
+# Networks that standardise are networks that are given standardised images, and nothing else changes.
+
 
 MEAN, STD = (0.5, 0.4, 0.3), (0.2, 0.25, 0.3)
 SHAPE = (3, 16, 16)
@@ -105,3 +111,51 @@ def test_data_without_published_constants_are_refused() -> None:
         check_data_settings(name, standardise=True)
     with pytest.raises(ValueError, match=r"as many channels"):
         build(ModelSpec("mlp", scale=(MEAN, STD)), (1, 8, 8), 10)
+
+
+# ``planned_event``: what calibration to ``privacy.epsilon`` counts on is what the ledger holds when the run is over.
+
+
+TINY = ["preset=smoke", "data=digits", "data.limit=120", "data.test_limit=20", "partition=iid", "partition.clients=3"]
+MATCHING = ["algo.matching.iterations=2", "algo.server.epochs=1"]
+RUNS = {
+    "dpsgd": ["algo=fedavg", "privacy=dpsgd", "algo.rounds=2", "algo.local_epochs=2", "privacy.sampling_probability=0.5"],
+    "dpsgd, some clients": [
+        "algo=fedavg", "privacy=dpsgd", "algo.rounds=4", "algo.local_epochs=1", "privacy.sampling_probability=0.5",
+        "participation=0.4",
+    ],
+    "client": ["algo=fedavg", "privacy=client", "algo.rounds=3", "algo.local_epochs=1"],
+    "noisy embeddings": ["algo=feddm_dp", "algo.rounds=2", *MATCHING],
+    "noisy embeddings, sampled": ["algo=feddm_dp", "algo.rounds=2", *MATCHING, "privacy.sampling_probability=0.5"],
+    "clipped gradients": ["algo=feddm", "privacy=clipped_gradient", "algo.start=noise", "algo.rounds=2", *MATCHING],
+    "features": ["algo=fedfed_dp", "algo.distill_rounds=1", "algo.base.rounds=1", "privacy.sampling_probability=0.5"],
+}  # fmt: skip
+
+
+def ledger_of(*overrides: str) -> tuple[Ledger, float]:
+    """The ledger of a finished run, and the epsilon of what was planned."""
+    experiment = build_experiment(compose_config("train", [*TINY, *overrides]))
+    plan, progress = experiment.plan, start_training(experiment.plan, experiment.new_ledger())
+    while progress.round < plan.method.rounds:
+        progress, _, _ = run_round(plan, progress, experiment.shards, experiment.engine)
+    ledger = progress.ledger
+    return ledger, epsilon(planned_event(plan), ledger.delta, relation=ledger.relation)
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_run_spends_what_was_planned(name: str) -> None:
+    ledger, planned = ledger_of(*RUNS[name])
+    assert 0 < ledger.epsilon() < float("inf")
+    assert ledger.epsilon() == pytest.approx(planned, rel=1e-6)
+
+
+def test_the_busiest_client_decides_what_is_planned() -> None:
+    """With 1.2 of 3 clients in each of four rounds they take part unequally; everybody in all rounds costs more."""
+    ledger, planned = ledger_of(*RUNS["dpsgd, some clients"])
+    spent = sorted(ledger.epsilon(client=client) for client in range(3))
+    assert spent[0] < spent[-1] == pytest.approx(planned, rel=1e-6)
+
+
+def test_a_delta_above_one_over_a_clients_records_is_warned_about() -> None:
+    with pytest.warns(UserWarning, match=r"privacy\.delta=0\.1 is above 1/[0-9]+, one over a client's records"):
+        build_experiment(compose_config("train", [*TINY, "algo=fedavg", "privacy=dpsgd", "privacy.delta=0.1"]))

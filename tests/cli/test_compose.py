@@ -1,4 +1,4 @@
-"""Paths of any letters are read by Hydra, and what is printed can be pasted into a shell."""
+"""Tests of ``privdd.cli.compose``."""
 
 from __future__ import annotations
 
@@ -11,9 +11,19 @@ import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from privdd.cli.build import build_experiment
-from privdd.cli.compose import format_assignment, format_shell_assignment, quote_paths, settings_to_overrides
+from privdd.cli.compose import (
+    expand_arguments,
+    format_assignment,
+    format_shell_assignment,
+    overrides_as_typed,
+    quote_paths,
+    settings_to_overrides,
+)
 from privdd.cli.main import check_command, config_of
 from privdd.cli.run import print_resume_command
+
+# Paths of any letters are read by Hydra, and what is printed can be pasted into a shell.
+
 
 SMALL = ["preset=smoke", "data.limit=90", "partition=iid", "partition.clients=2"]
 NAMES = ["plain", "a b", "négé中", "it's", "a=b", "{x}", "back\\slash", 'say "x"', "$HOME", "a(b)", "50%", "tail\\"]
@@ -58,3 +68,31 @@ def test_python_values_become_overrides(settings: dict[str, Any], typed: list[st
     assert [*settings_to_overrides(settings)] == typed
     for item in typed:  # and the grammar reads them back
         OverridesParser.create().parse_override(item)
+
+
+# A run's recorded command is the one that was typed, and typed again it means the same.
+
+
+CASES = {
+    "nothing typed": ["algo=fedfed", "preset=smoke"],
+    "all": ["algo=fedfed", "attack=all"],
+    "all and one more": ["attack=[all,label_only]", "algo=feddm"],
+    "a few": ["algo=fedavg", "attack=[lira,rmia]"],
+    "a few, all of them required": ["algo=fedavg", "attack=[lira]", "audit.require=all"],
+    "a pattern of one": ["algo=glob(feddm)"],
+}
+
+
+@pytest.mark.parametrize("kind", CASES)
+def test_what_was_typed_comes_back_and_means_the_same(kind: str) -> None:
+    given = CASES[kind]
+    ran = expand_arguments(given, "audit")  # Hydra's list of a run without a sweep
+    shown = overrides_as_typed(ran, given)
+    typed = [item.replace("glob(feddm)", "feddm") for item in given]
+    assert sorted(shown) == sorted(typed)
+    assert sorted(expand_arguments(shown, "audit")) == sorted(ran)
+
+
+def test_of_a_sweep_the_value_of_this_run_is_shown() -> None:
+    given = ["-m", "algo=feddm,fedavg", "attack=[lira],[rmia]"]
+    assert overrides_as_typed(["algo=fedavg", "attack=[rmia]", "audit.require=some"], given) == ["algo=fedavg", "attack=[rmia]"]

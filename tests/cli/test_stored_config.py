@@ -1,18 +1,36 @@
-"""A stored config comes back as it was written, or not at all; what leads outside has to be typed again."""
+"""Tests of ``privdd.cli.stored_config``."""
 
 from __future__ import annotations
 
+import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 from omegaconf import OmegaConf
 
-from privdd.cli.compose import compose_config
+from privdd.cli.compose import compose_config, config_dir, default_attacks, group_choices
 from privdd.cli.run import prepare_run_folder, print_resume_command
-from privdd.cli.stored_config import check_outside_settings, load_stored_config, read_stored_config
+from privdd.cli.settings import to_plain_settings
+from privdd.cli.stored_config import (
+    ALLOWED_PARTS,
+    check_outside_settings,
+    check_targets,
+    list_foreign_packages,
+    load_allowed_class,
+    load_stored_config,
+    parse_trusted_packages,
+    read_stored_config,
+)
 from privdd.core.validation import BadConfig
+from privdd.federated.method import Method
 from privdd.runtime.files import DamagedRun
+from privdd.runtime.renames import RENAMED
+
+# A stored config comes back as it was written, or not at all; what leads outside has to be typed again.
+
 
 OWN = "algo._target_=tests.cli.canary_module.Own"
 
@@ -50,3 +68,126 @@ def test_a_deep_nest_is_refused_at_once(deep: str, tmp_path: Path) -> None:
     with pytest.raises(DamagedRun, match="nested more than 50 deep"):
         load_stored_config(tmp_path)
     assert time.process_time() - began < 1
+
+
+# Which classes a stored config may name: everything that privdd ships, and nothing else, before any import.
+
+
+CANARY = "tests.cli.canary_module"
+
+
+def targets(node: Any) -> set[str]:
+    inner = node.values() if isinstance(node, dict) else node if isinstance(node, list) else []
+    found = {name for one in inner for name in targets(one)}
+    return found | ({node["_target_"]} if isinstance(node, dict) and "_target_" in node else set())
+
+
+def shipped() -> set[str]:
+    files = [yaml.safe_load(path.read_text()) for path in Path(config_dir()).rglob("*.yaml")]
+    return {name for one in files for name in targets(one)} - {"???"}
+
+
+def test_every_class_that_a_shipped_config_names_is_allowed() -> None:
+    names = shipped() | {*RENAMED.values()}
+    assert len(names) > 35
+    for name in names:
+        assert isinstance(load_allowed_class("x", name), type)
+
+
+def test_every_listed_part_is_there_and_is_needed() -> None:
+    for name in ALLOWED_PARTS:
+        assert load_allowed_class("x", name).__module__.startswith(name.rpartition(".")[0].partition(".models")[0])
+    assert len(ALLOWED_PARTS & shipped()) >= len(ALLOWED_PARTS) - 3  # DLG, IDLG and SeeThrough stand in a comment
+
+
+@pytest.mark.parametrize("algo", group_choices("algo", [config_dir()]))
+def test_every_algo_with_every_attack_can_be_stored_and_read(algo: str) -> None:
+    attacks = f"attack=[{','.join(default_attacks([config_dir()]))}]"
+    config = to_plain_settings(compose_config("audit", [f"algo={algo}", attacks]))
+    check_targets(config)
+    assert list_foreign_packages(config) == []
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "os.system", "builtins.eval", "builtins.exec", "subprocess.Popen", "torch.load", "torch.save", "joblib.load", "pickle.loads",
+        "privdd.runtime.workers.decode_value", "privdd.runtime.workers.answer_call", "privdd.runtime.files.write_bytes",
+        "privdd.integrations.flower.run_on_grid", "privdd.cli.build.instantiate_node", "privdd.data.custom.load_npz", "privdd.api.audit",
+        "hydra.utils.instantiate", "attacks.lpips.load_pretrained_trunk", "attacks.inversion.evaluation.compare_with_records", "attacks.external_scores.load_scores",
+        "attacks.membership.lira.Lira.run", "attacks.membership.lira.torch.load", "attacks.membership.attack.Callable",
+        "privdd.methods.fedavg.Keys", "privdd.methods.fedavg.torch", "privdd.methods.fedavg.FedAvg.__init__", "privdd.methods",
+        "privdd_evil.methods.X", "attacksx.Y", "privdd.methods..os.system", "privdd.methods.fedavg", "", "FedAvg", "..", None, 3,
+        ["os.system"], {"_target_": "os.system"}, f"{CANARY}.sing", f"{CANARY}.Own", "privdd.methods.fedavg.FedAvg\n",
+    ],
+)  # fmt: skip
+def test_functions_and_classes_of_others_are_refused(path: Any) -> None:
+    with pytest.raises(BadConfig) as caught:
+        load_allowed_class("algo._target_", path)
+    assert "\n" not in str(caught.value) and "algo._target_" in str(caught.value)
+
+
+def test_a_module_outside_is_not_even_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PRIVDD_CANARY", str(tmp_path / "sung"))
+    monkeypatch.delitem(sys.modules, CANARY, raising=False)
+    with pytest.raises(BadConfig, match="trust=tests"):
+        check_targets({"algo": {"_target_": f"{CANARY}.Own"}})
+    assert not (tmp_path / "sung").exists() and CANARY not in sys.modules
+    assert issubclass(load_allowed_class("algo", f"{CANARY}.Own", ("tests.cli",)), Method)  # and the canary does sing
+    assert (tmp_path / "sung").exists()
+
+
+def test_a_trusted_package_may_bring_classes_but_no_functions() -> None:
+    with pytest.raises(BadConfig, match="a function or a value"):
+        load_allowed_class("algo", f"{CANARY}.sing", ("tests",))
+    with pytest.raises(BadConfig, match="neither a method"):
+        load_allowed_class("algo", f"{CANARY}.Path", ("tests",))  # a class that it only imports
+    with pytest.raises(BadConfig, match="of privdd's own only"):
+        load_allowed_class("algo", f"{CANARY}.Own", ("test", "tests.clix"))
+    assert list_foreign_packages({"algo": {"_target_": f"{CANARY}.Own"}}) == ["tests"]
+    own = {"model": {"_target_": "privdd.models.OwnModel", "target": f"{CANARY}:Own"}}
+    check_targets(own, ("tests",))
+    assert list_foreign_packages(own) == ["tests"]
+    trained = {"algo": {"_target_": "privdd.methods.own_training.OwnTraining", "training": f"{CANARY}:sing"}}
+    check_targets(trained, ("tests",))
+    assert list_foreign_packages(trained) == ["tests"]
+    trained["algo"]["training"] = "privdd.methods.own_training:example"
+    check_targets(trained)
+    assert list_foreign_packages(trained) == []
+    check_targets({"algo": {"_target_": f"{CANARY}.Trains"}}, ("tests",))
+    with pytest.raises(BadConfig, match=r"algo\.training=os:system: if os is your own module"):
+        check_targets({"algo": {"_target_": f"{CANARY}.Trains", "training": "os:system"}}, ("tests",))
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"algo": {"_target_": "attacks.membership.lira.Lira"}}, "no Method"),
+        ({"attack": {"x": {"_target_": "privdd.methods.fedavg.FedAvg"}}}, "no Attack"),
+        ({"attack": {"../x": {"_target_": "attacks.membership.lira.Lira"}}}, "no plain name"),
+        ({"privacy": {"mechanisms": {"update": {"_target_": "privdd.models.ModelSpec"}}}}, "no Mechanism"),
+        ({"model": {"_target_": "attacks.membership.lira.Lira"}}, "no ModelSpec"),
+        ({"algo": {"_target_": "privdd.methods.fedavg.FedAvg", "_partial_": True}}, "_partial_"),
+        ({"algo": {"_target_": "privdd.methods.fedavg.FedAvg", "_args_": ["x"]}}, "_args_"),
+        ({"model": {"_target_": "privdd.models.OwnModel", "target": "tests.cli.canary_module:Own"}}, "add trust=tests.cli"),
+        ({"algo": {"g": {"_target_": "privdd.models.OwnModel", "target": "os"}}}, "g.target=os: if os is your own module"),
+        ({"model": {"_target_": "privdd.models.OwnModel"}}, "model.target=None"),
+        (
+            {"algo": {"_target_": "privdd.methods.own_training.OwnTraining", "training": "os:system"}},
+            "algo.training=os:system: if os is your own module",
+        ),
+        ({"model": {"_target_": "privdd.models.own.OwnModel", "target": "os:x"}}, "of privdd's own only"),
+        ({"name": "${oc.env:HOME}"}, "interpolation"),
+        ({"data": {"x": [{"${oc.env:HOME}": 1}]}}, "interpolation"),
+    ],
+)
+def test_places_roles_and_other_keys_of_hydra(config: dict[str, Any], said: str) -> None:
+    with pytest.raises(BadConfig, match=said):
+        check_targets(config)
+
+
+@pytest.mark.parametrize("text", ["", "subprocess", "mine,os.path", "a b/c", "../x", "a,,b", "os;x", ".x"])
+def test_trust_takes_names_of_packages(text: str) -> None:
+    with pytest.raises(BadConfig, match="trust="):
+        parse_trusted_packages(text)
+    assert parse_trusted_packages("[mine, other.part]") == ("mine", "other.part")

@@ -1,7 +1,8 @@
-"""Every value against what the code declares for its place; one line names the key that was typed."""
+"""Tests of ``privdd.cli.type_check``."""
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,11 +17,15 @@ from privdd.api import audit, train
 from privdd.cli.build import build_experiment
 from privdd.cli.compose import CONFIG_GROUPS, compose_config, config_dir
 from privdd.cli.main import check_command
+from privdd.cli.overrides import check_overrides
 from privdd.cli.run import run_audit
 from privdd.cli.stored_config import load_stored_config
-from privdd.cli.type_check import TypeCheck, declared_parameters, describe_type, fits_type
+from privdd.cli.type_check import TypeCheck, check_setting_numbers, declared_parameters, describe_type, fits_type
 from privdd.cli.validation import check_config_types
 from privdd.core.validation import BadConfig
+
+# Every value against what the code declares for its place; one line names the key that was typed.
+
 
 BASE = ["preset=smoke", "model=convnet", "attack=[lira,gradient_inversion,model_inversion]", "privacy=dpsgd"]
 
@@ -107,7 +112,6 @@ def test_nothing_is_read_or_built_before_the_refusal(typed: str, said: str, tmp_
     assert sorted(p.name for p in stored.iterdir()) == ["config.yaml"]
 
 
-# --- classes of one's own -----------------------------------------------------------------------
 
 
 class Colour(Enum):
@@ -201,3 +205,37 @@ def test_every_shipped_file_is_accepted() -> None:
             check_config_types(compose_config("train", [*within.get(group, []), f"{group}={name}"]))
     for preset in ("smoke", "default", "paper"):
         check_command("audit", [f"preset={preset}", *BASE[1:]])
+
+
+# What cannot end is refused before it begins, in one line that names the key.
+
+
+ENDLESS = [
+    "algo.local_epochs=1e15", "algo.rounds=1000001", "algo=feddm algo.server.epochs=1e15", "algo=feddm algo.matching.iterations=10000000",
+    "algo=fedfed algo.distill_epochs=10000000", "algo=fedrd algo.projection_epochs=1e9", "algo=dp_psg algo.generation.networks=100000000",
+    "algo=fedlgd algo.global_iterations=100000000", "algo=fedfed algo.base.local_epochs=1e15",
+    "attack=[gradient_inversion] attack.gradient_inversion.method.iterations=1000000000",
+    "attack=[model_inversion] attack.model_inversion.miface.iterations=10000000",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("typed", ENDLESS)
+def test_what_cannot_end_is_refused(typed: str) -> None:
+    key = typed.split()[-1].split("=")[0]
+    for check in (check_command, check_overrides):  # after all is imported, and before
+        with pytest.raises(BadConfig, match=rf"^{key}=\d.*: at most 1000000 are allowed$"):
+            check("audit", ["preset=smoke", *typed.split()])
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("algo.rounds", 10**6), ("algo.seed", 10**9), ("algo.steps_of", 10**9), ("audit.worlds", 10**9), ("capture.rounds", [10**9]), ("algo.name", "steps")],
+)  # fmt: skip
+def test_other_large_numbers_are_left_to_their_own_checks(key: str, value: object) -> None:
+    check_setting_numbers(key, value, key)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, 2**63, [1.0, math.nan]])
+def test_what_is_no_number_is_refused_anywhere(value: object) -> None:
+    with pytest.raises(BadConfig, match=r"^typed\.key=.*: a finite number below 2\*\*63 is needed$"):
+        check_setting_numbers("partition.alpha", value, "typed.key")

@@ -1,15 +1,17 @@
-"""Distribution matching, cells and worlds, networks and starts against plain loops."""
+"""Tests of ``privdd.distillation.distribution_matching``."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
 
+from privdd.core.device import MAX_STEPS_PER_COPY
 from privdd.core.rng import Keys
-from privdd.core.types import Records, Shard
+from privdd.core.types import Records, Shard, State
 from privdd.distillation.augmentation import COLOUR_STRATEGY, Transform, draw_transform
 from privdd.distillation.class_cells import (
     ClassCells,
@@ -32,6 +34,7 @@ from privdd.distillation.distribution_matching import (
     embed_images,
     fixed_network,
     fresh_networks,
+    iterate_networks,
     match_distributions,
     matching_gradient,
     mean_real_embeddings,
@@ -41,6 +44,9 @@ from privdd.distillation.distribution_matching import (
 from privdd.distillation.initial_images import draw_initial_images
 from privdd.models import ModelSpec, build, initial
 from tests.fake_device import fake_gpu, repeated
+
+# Distribution matching, cells and worlds, networks and starts against plain loops.
+
 
 torch.set_num_threads(1)
 SHAPE, CLASSES = (1, 8, 8), 6
@@ -307,3 +313,64 @@ def test_starts() -> None:
 def test_settings_are_checked(bad: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=next(iter(bad))):
         MatchingSettings(**{"iterations": 3, **bad})  # type: ignore[arg-type]
+
+
+# Networks in turn are those of their iterations, on every device, and many of them travel together.
+
+
+SHAPE_NETWORKS, CLASSES_NETWORKS = (1, 8, 8), 3
+SPEC_NETWORKS = ModelSpec(name="convnet", width=4, depth=2, norm="batch")  # whose buffers are integers as well
+MODEL_NETWORKS = build(SPEC_NETWORKS, SHAPE_NETWORKS, CLASSES_NETWORKS)
+STATE_NETWORKS = initial(SPEC_NETWORKS, SHAPE_NETWORKS, CLASSES_NETWORKS, Keys(3).torch())
+X = torch.rand(5, *SHAPE_NETWORKS, generator=Keys(1).torch())
+
+
+def law(generator: torch.Generator) -> State:
+    return initial(SPEC_NETWORKS, SHAPE_NETWORKS, CLASSES_NETWORKS, generator)
+
+
+def weights() -> list[str]:
+    return [name for name, value in STATE_NETWORKS.items() if value.is_floating_point() and "running" not in name]
+
+
+def made_networks(kind: str, device: str) -> Networks:
+    state = {name: value.to(device) for name, value in STATE_NETWORKS.items()}
+    kinds: dict[str, Callable[[], Networks]] = {
+        "ball": lambda: networks_in_ball(MODEL_NETWORKS, state, weights(), 5.0, Keys(7), logits=True),
+        "fresh": lambda: fresh_networks(MODEL_NETWORKS, law, Keys(7), device=device),
+        "fixed": lambda: fixed_network(MODEL_NETWORKS, state),
+        "any": lambda: lambda t: lambda x: x.flatten(1) * t,
+    }
+    return kinds[kind]()
+
+
+@pytest.mark.parametrize("kind", ["ball", "fresh", "fixed", "any"])
+def test_in_turn_they_are_those_of_each_iteration_and_of_the_cpu(kind: str) -> None:
+    expected = [made_networks(kind, "cpu")(t)(X) for t in range(4)]
+    assert all(torch.equal(embed(X), own) for embed, own in zip(iterate_networks(made_networks(kind, "cpu"), 4), expected, strict=True))
+    with fake_gpu():
+        for get in (lambda n: iterate_networks(n, 4), lambda n: map(n, range(4))):
+            found = [embed(X.to("cuda")) for embed in get(made_networks(kind, "cuda"))]  # type: ignore[no-untyped-call]
+            assert all(f.is_cuda for f in found)
+            assert all(torch.equal(f.cpu(), own) for f, own in zip(found, expected, strict=True))
+
+
+def test_a_network_around_the_centre_is_the_draw_in_the_ball() -> None:
+    moved = draw_in_ball(STATE_NETWORKS, weights(), 5.0, Keys(7).fold(2).torch())
+    assert torch.equal(made_networks("ball", "cpu")(2)(X), fixed_network(MODEL_NETWORKS, moved, logits=True)(0)(X))
+
+
+@pytest.mark.parametrize("kind", ["ball", "fresh"])
+def test_networks_of_many_iterations_are_sent_at_once(kind: str) -> None:
+    def used(count: int) -> None:
+        for embed in iterate_networks(made_networks(kind, "cuda"), count):
+            embed(X.to("cuda"))
+
+    grown = repeated(used, 2, MAX_STEPS_PER_COPY)
+    assert [place.split(":")[0] for place in grown] == ["tests/distillation/test_distribution_matching.py"]  # the images of this test
+
+
+@pytest.mark.parametrize("rho", [-1.0, float("nan")])
+def test_a_radius_is_checked(rho: float) -> None:
+    with pytest.raises(ValueError, match="rho"):
+        draw_in_ball(STATE_NETWORKS, weights(), rho, Keys(0).torch())

@@ -1,4 +1,4 @@
-"""Noisy mean embeddings: right on average, and one record moves one row by at most the clip norm."""
+"""Tests of ``privdd.distillation.noisy_embedding``."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ import torch
 from torch import Tensor, nn
 
 from privdd.core.types import Records
-from privdd.distillation.noisy_embedding import estimation_weights, release_embeddings
+from privdd.distillation.noisy_embedding import estimation_weights, release_class_counts, release_embeddings
 from privdd.privacy.mechanisms import ClippedSum
 from tests.contexts import CLASSES, SHAPE, batch_sizes, context, network, records
+
+# Noisy mean embeddings: right on average, and one record moves one row by at most the clip norm.
+
 
 N = 10.0
 CLIP = 0.5
@@ -162,3 +165,23 @@ def test_what_leaves_depends_on_the_mechanism_alone() -> None:
 def test_centres_must_match_the_maps() -> None:
     with pytest.raises(ValueError, match="centres"):
         release(records(5), centres=[torch.zeros(68)])
+
+
+# Protected counts, without noise equal to the plain ones.
+
+
+def test_counts_without_noise_are_the_counts() -> None:
+    data = records(30)
+    ctx = context({"class_counts": ClippedSum(1.0, 1.0)}, silent=True)
+    expected = torch.bincount(data.y, minlength=CLASSES)
+    assert torch.allclose(release_class_counts(data, range(CLASSES), ctx), expected.float(), atol=1e-3)
+
+
+def test_one_record_changes_the_counts_by_one() -> None:
+    data = records(30)
+    values = []
+    for part in (data, data.take(range(29))):
+        ctx = context({"class_counts": ClippedSum(1.0, 1.0)}, silent=True)
+        release_class_counts(part, range(CLASSES), ctx)
+        values.append(ctx.observer.outputs[0][1].exact["count"])  # type: ignore[index]
+    assert float((values[0] - values[1]).norm()) <= 1

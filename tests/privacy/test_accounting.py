@@ -1,4 +1,4 @@
-"""Epsilon against closed forms, integration, other accountants and published tables; its traps."""
+"""Tests of ``privdd.privacy.accounting``."""
 
 from __future__ import annotations
 
@@ -16,6 +16,11 @@ from scipy.stats import norm
 
 from privdd.privacy.accounting import calibrate, check_work, epsilon
 from privdd.privacy.events import UnsupportedEvent, tally_events
+from privdd.privacy.ledger import Ledger
+from privdd.privacy.mechanism import LedgerRow
+
+# Epsilon against closed forms, integration, other accountants and published tables; its traps.
+
 
 DELTA = 1e-5
 G = dpa.GaussianDpEvent
@@ -249,3 +254,16 @@ def test_what_runs_really_compose_is_accounted() -> None:
     check_work([tally_events([(poisson(0.01 + at * 1e-5, 1.0, 1000), 1)]) for at in range(1000)])
     check_work([tally_events([(poisson(0.001, 0.8, 10**6), 1)])])
     check_work([tally_events([(poisson(0.5, 0.001, 1), 1)])])
+
+
+# A number that is printed as it comes out of a formula: a ledger's epsilon at any delta.
+
+
+def test_a_ledgers_epsilon_is_taken_at_the_delta_asked_for() -> None:
+    ledger, event = Ledger(delta=1e-5), dpa.GaussianDpEvent(2.0)
+    ledger.append([LedgerRow(0, 0, "x", "update", ("server",), {"x": (1,)}, "", event, count=3)])
+    three = dpa.SelfComposedDpEvent(event, 3)
+    for delta in (None, 1e-5, 1e-3, 1e-7):
+        expected = epsilon(three, 1e-5 if delta is None else delta)
+        assert ledger.epsilon(delta) == pytest.approx(expected, rel=1e-9)
+    assert ledger.epsilon(1e-3) < ledger.epsilon() < ledger.epsilon(1e-7)

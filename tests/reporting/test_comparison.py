@@ -1,27 +1,39 @@
-"""Several runs: grouping over seeds, the frontier's numbers, tables that other programs read."""
+"""Tests of ``privdd.reporting.comparison``."""
 
 from __future__ import annotations
 
 import csv
 import io
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 
 from privdd.report import main
-from privdd.reporting.comparison import comparison_sentences, write_comparison
+from privdd.reporting.comparison import (
+    KNOWN,
+    comparison_sentences,
+    print_training_table,
+    read_training_record,
+    write_comparison,
+    write_training_table,
+)
 from privdd.reporting.export import escape_latex, table_to_csv
 from privdd.reporting.figures import EpsilonAxis, FrontierPoint, StripRow, draw_epsilon_strip, draw_frontier
-from privdd.reporting.findings_file import load_findings
+from privdd.reporting.findings_file import FindingsError, load_findings
 from privdd.reporting.frontier import Setting, group_runs
 from privdd.reporting.run_record import read_run_record
 from privdd.reporting.terminal import print_summary
 from tests.conftest import SmallAudit
 from tests.reporting.fixture import write_run
-from tests.reporting.test_frontier_grouping import rates, record, setting
+from tests.reporting.test_frontier import rates, record, setting
+
+# Several runs: grouping over seeds, the frontier's numbers, tables that other programs read.
+
 
 NOISES, SEEDS = (0.5, 2.0), (0, 1, 2)
 
@@ -154,3 +166,57 @@ def test_where_a_run_was_computed_does_not_split_a_setting(tmp_path: Path) -> No
     (tmp_path / "ray" / "config.yaml").write_text(text.replace("size: 8", "size: 9"))
     labels = [s.label for s in group_runs([read_run_record(tmp_path / name) for name in ("serial", "ray")])]
     assert labels == ["fedfed size=8", "fedfed size=9"]
+
+
+# Trainings without an audit: the table over seeds, and folders that are no finished training.
+
+
+def training(folder: Path, seed: int, accuracy: float, pld: object = 2.5) -> Path:
+    folder.mkdir(parents=True)
+    config = {"name": "fedavg", "seed": seed, "data": {"name": "digits"}, "preset": {"name": "smoke"}, "algo": {"lr": 0.1}}
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    result = {
+        "accuracy": accuracy, "epsilon": {"pld": pld, "rdp": 3.5}, "delta": 1e-5, "unit": "record", "relation": "zero_out",
+        "uploaded_bytes_per_client": 800, "downloaded_bytes_per_client": 400,
+    }  # fmt: skip
+    (folder / "training.json").write_text(json.dumps(result))
+    return folder
+
+
+def test_seeds_of_one_setting_are_one_row(tmp_path: Path) -> None:
+    paths = [training(tmp_path / str(seed), seed, accuracy) for seed, accuracy in enumerate([0.5, 0.7])]
+    written = write_training_table(paths, tmp_path)
+    (row,) = csv.DictReader(written.open())
+    assert tuple(row) == KNOWN and row["method"] == "fedavg" and int(row["seeds"]) == 2
+    assert float(row["accuracy_mean"]) == pytest.approx(0.6)
+    assert (float(row["accuracy_min"]), float(row["accuracy_max"])) == (0.5, 0.7)
+    assert (float(row["epsilon_pld"]), float(row["epsilon_rdp"])) == (2.5, 3.5)
+    assert int(float(row["uploaded_bytes_per_client"])) == 800
+
+
+def test_what_is_printed_names_both_ends(tmp_path: Path) -> None:
+    paths = [training(tmp_path / str(seed), seed, accuracy) for seed, accuracy in enumerate([0.5, 0.7])]
+    out = io.StringIO()
+    print_training_table(paths, out)
+    assert all(part in out.getvalue() for part in ("Accuracy and accounted epsilon", "2.5", "3.5"))
+    assert any(part in out.getvalue() for part in ("0.6", "60"))
+
+
+def test_the_largest_epsilon_of_the_seeds_is_told(tmp_path: Path) -> None:
+    """They differ where a seed changes how many records a client has."""
+    paths = [training(tmp_path / str(seed), seed, 0.5, pld) for seed, pld in enumerate([2.5, 4.75])]
+    (row,) = csv.DictReader(write_training_table(paths, tmp_path).open())
+    out = io.StringIO()
+    print_training_table(paths, out)
+    assert row["epsilon_pld"] == "4.75" and "4.75" in out.getvalue() and "2.5" not in out.getvalue()
+
+
+@pytest.mark.parametrize("missing", ["accuracy", "epsilon", "delta", "unit"])
+def test_an_unfinished_training_is_one_line(tmp_path: Path, missing: str) -> None:
+    folder = training(tmp_path / "run", 0, 0.5)
+    kept = json.loads((folder / "training.json").read_text())
+    kept.pop(missing)
+    (folder / "training.json").write_text(json.dumps(kept))
+    with pytest.raises(FindingsError, match="not a finished training") as caught:
+        read_training_record(folder)
+    assert str(folder) in str(caught.value) and "\n" not in str(caught.value)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from privdd.reporting.export import Table, findings_table, frontier_table, leak_table, table_to_csv
-from tests.reporting.test_frontier_grouping import rates, record, setting
+from tests.reporting.test_frontier import rates, record, setting
 
 MADE = setting(*(record(at, 1.0 + at, 1.5 + at, (0.7,), (rates(0.125, 0.25),)) for at in (0, 1)))
 

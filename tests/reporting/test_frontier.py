@@ -1,4 +1,4 @@
-"""Who is beaten on equal terms: by epsilon and accuracy, and never by a setting that trusts or knows more."""
+"""Tests of ``privdd.reporting.frontier``."""
 
 from __future__ import annotations
 
@@ -9,13 +9,20 @@ from typing import Any
 import pytest
 
 from privdd.reporting.comparison import write_comparison
+from privdd.reporting.findings_file import validate_findings
 from privdd.reporting.frontier import Setting, frontier_places, group_runs, public_data_of, trust_of_config
+from privdd.reporting.run_record import RunRecord
 from tests.reporting.fixture import write_run
+from tests.reporting.test_decision import row
+from tests.reporting.test_decision import run as released
+
+# Who is beaten on equal terms: by epsilon and accuracy, and never by a setting that trusts or knows more.
+
 
 ALEXNET = {"rows": {"extractor": {"_target_": "privdd.distillation.public_features.AlexNet"}}}
 
 
-def setting(label: str, epsilon: float, *accuracies: float, trust: str = "local", **more: Any) -> Setting:
+def setting_frontier(label: str, epsilon: float, *accuracies: float, trust: str = "local", **more: Any) -> Setting:
     terms = {"delta": 1e-5, "unit": "record", "relation": "add_remove"} | more
     bound = SimpleNamespace(best=epsilon, certified=more.get("certified"))
     privacy = SimpleNamespace(epsilon=bound, delta=terms["delta"], unit=terms["unit"], relation=terms["relation"])
@@ -37,7 +44,7 @@ def beaten(*made: Setting) -> dict[str, str]:
 
 
 def test_less_accuracy_at_no_less_epsilon_is_beaten() -> None:
-    assert beaten(setting("a", 1.0, 0.8), setting("b", 3.0, 0.7), setting("c", 3.0, 0.9)) == {"a": "", "b": "c", "c": ""}
+    assert beaten(setting_frontier("a", 1.0, 0.8), setting_frontier("b", 3.0, 0.7), setting_frontier("c", 3.0, 0.9)) == {"a": "", "b": "c", "c": ""}
 
 
 @pytest.mark.parametrize(
@@ -48,24 +55,24 @@ def test_less_accuracy_at_no_less_epsilon_is_beaten() -> None:
     ids=str,
 )  # fmt: skip
 def test_a_setting_on_other_terms_beats_nobody(other: dict[str, Any]) -> None:
-    assert beaten(setting("weak", 3.0, 0.7), setting("strong", 1.0, 0.9, **other))["weak"] == ""
+    assert beaten(setting_frontier("weak", 3.0, 0.7), setting_frontier("strong", 1.0, 0.9, **other))["weak"] == ""
 
 
 def test_at_equal_accuracy_the_smaller_epsilon_beats_the_larger() -> None:
-    assert beaten(setting("dear", 3.0, 0.8), setting("cheap", 1.0, 0.8)) == {"dear": "cheap", "cheap": ""}
+    assert beaten(setting_frontier("dear", 3.0, 0.8), setting_frontier("cheap", 1.0, 0.8)) == {"dear": "cheap", "cheap": ""}
 
 
 def test_stricter_terms_beat_laxer_ones() -> None:
-    lax = setting("lax", 3.0, 0.7, trust="secagg", algo=ALEXNET)
-    assert beaten(lax, setting("strict", 3.0, 0.8)) == {"lax": "strict", "strict": ""}
+    lax = setting_frontier("lax", 3.0, 0.7, trust="secagg", algo=ALEXNET)
+    assert beaten(lax, setting_frontier("strict", 3.0, 0.8)) == {"lax": "strict", "strict": ""}
 
 
 def test_accuracies_within_the_seeds_spread_are_equal() -> None:
     """Seeds of standard deviation 0.05, three a setting: a difference has standard error 0.05 (2/3)^0.5 = 0.041."""
     for gap, told_apart in ((0.02, False), (0.07, False), (0.09, True)):
-        close = setting("one", 1.0, 0.70, 0.80, 0.75), setting("two", 1.0, *(a + gap for a in (0.70, 0.80, 0.75)))
+        close = setting_frontier("one", 1.0, 0.70, 0.80, 0.75), setting_frontier("two", 1.0, *(a + gap for a in (0.70, 0.80, 0.75)))
         assert beaten(*close) == {"one": "two" if told_apart else "", "two": ""}
-    far = setting("one", 1.0, 0.70, 0.71, 0.72), setting("two", 1.0, 0.80, 0.81, 0.82)
+    far = setting_frontier("one", 1.0, 0.70, 0.71, 0.72), setting_frontier("two", 1.0, 0.80, 0.81, 0.82)
     assert beaten(*far) == {"one": "two", "two": ""}
 
 
@@ -100,5 +107,52 @@ def test_the_page_and_its_csv_say_who_is_beaten(tmp_path: Path) -> None:
 
 
 def test_a_setting_of_one_seed_is_said_to_have_one() -> None:
-    said = {p.setting.label: p.beaten_by for p in frontier_places([setting("a", 1.0, 0.8), setting("b", 3.0, 0.7), setting("c", 3.0, 0.6, 0.61)])}
+    said = {p.setting.label: p.beaten_by for p in frontier_places([setting_frontier("a", 1.0, 0.8), setting_frontier("b", 3.0, 0.7), setting_frontier("c", 3.0, 0.6, 0.61)])}
     assert said == {"a": "", "b": "a (one seed)", "c": "a"}
+
+
+# Several seeds as one setting: the cautious epsilon, the median attack, and no rate that the sample cannot show.
+
+
+def rates(small: float, large: float, *, resolvable: bool = True) -> dict[str, Any]:
+    """At 1 and at 10 false alarms in 1 000; only the first may be too small a rate for the sample."""
+    return {
+        "0.001": {"tpr": small, "ci": [small - 0.01, small + 0.01], "resolvable": resolvable},
+        "0.01": {"tpr": large, "ci": [large - 0.01, large + 0.01], "resolvable": True},
+    }
+
+
+def record(
+    seed: int, pld: Any = 2.0, rdp: Any = 3.0, claims: tuple[float, ...] = (), found: tuple[dict[str, Any], ...] = (), **privacy: Any
+) -> RunRecord:
+    """A run that released features, and its attacks with these rates (``rates``)."""
+    attacks = [row(one, epsilon_measured=0.25 + seed, epsilon_validity="finite_sample") for one in found]
+    data = released(attacks, "consistent", pld).model_dump(mode="json", by_alias=True, exclude_none=True)
+    data["run"]["seed"] = seed
+    said = [{"source": "s", "epsilon": one, "sound": False, "why": "w"} for one in claims]
+    data["privacy"] |= {"epsilon": {"pld": pld, "rdp": rdp}, "claims": said, **privacy}
+    data["utility"] = {"accuracy": 0.5 + seed / 10, "accuracy_kind": "global", "uploaded_bytes_per_client": 800 + seed}
+    return RunRecord(Path(str(seed)), validate_findings(data), config={"privacy": {"noise": 1}})
+
+
+def setting(*runs: RunRecord, label: str = "m z=1") -> Setting:
+    return Setting(label, label.split()[0], (("z", "1"),), runs)
+
+
+def test_of_several_seeds_the_cautious_number_counts() -> None:
+    """Seeds can change the data's split, and with it the sampling rate and the epsilon."""
+    made = setting(record(0, 1.0, 1.5, (0.7,)), record(1, 2.0, 2.5, (0.4, 0.9)))
+    assert (made.epsilon, made.epsilon_rdp, made.claim, made.uploaded) == (2.0, 2.5, 0.4, 801)
+
+
+def test_the_rate_of_a_setting_is_the_strongest_attack_of_the_seed_in_the_middle() -> None:
+    seeds = [record(at, found=(rates(tpr, 0.9), rates(0.05, 0.1))) for at, tpr in enumerate((0.3, 0.1, 0.2))]
+    at = setting(*seeds).tpr("0.001")
+    assert at is not None and at.tpr == 0.2
+
+
+def test_a_rate_that_the_sample_cannot_show_is_none() -> None:
+    hidden = record(0, found=(rates(0.9, 0.5, resolvable=False),))
+    assert setting(hidden).tpr("0.001") is None
+    beside = setting(record(0, found=(rates(0.9, 0.5, resolvable=False), rates(0.2, 0.4)))).tpr("0.001")
+    assert beside is not None and beside.tpr == 0.2

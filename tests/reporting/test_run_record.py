@@ -1,14 +1,19 @@
-"""The command on the page: the recorded one where there is one, otherwise one from the findings."""
+"""Tests of ``privdd.reporting.run_record``."""
 
 from __future__ import annotations
 
 import shlex
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from privdd.reporting.run_record import read_run_record, reproduction_recipe
+from privdd.reporting.run_record import FindingsError, _check_evidence, read_run_record, reproduction_recipe
+
+# The command on the page: the recorded one where there is one, otherwise one from the findings.
+
 
 SHARED = ["python", "-m", "privdd.audit"]
 
@@ -37,3 +42,12 @@ def test_machine_and_digests_are_flat_text(runs) -> None:
     assert reproduction_recipe(record).machine == "cores 2" and reproduction_recipe(record).digests == (("model", "abc"),)
     bare = reproduction_recipe(replace(record, manifest={"digests": ["model"]}))
     assert bare.machine == "" and bare.digests == ()
+
+
+# Evidence that no picture can be drawn of is refused by name.
+
+
+@pytest.mark.parametrize(("shape", "said"), [((2, 1, 0, 0), "at least one pixel"), ((2, 1, 4, 0), "at least one pixel"), ((2, 2, 4, 4), "1 or 3 channels")])
+def test_pictures_that_cannot_be_drawn(shape: tuple[int, ...], said: str) -> None:
+    with pytest.raises(FindingsError, match=said):
+        _check_evidence({"real": np.zeros(shape), "reconstructed": np.zeros(shape)}, Path("evidence.safetensors"))

@@ -9,7 +9,7 @@ import pytest
 from privdd.reporting.schema import Findings
 from privdd.reporting.terminal import print_summary
 from tests.reporting.test_decision import NOTHING, row, run
-from tests.reporting.test_frontier_grouping import rates, record
+from tests.reporting.test_frontier import rates, record
 
 
 def printed(findings: Findings, encoding: str = "utf-8") -> list[str]:

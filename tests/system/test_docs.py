@@ -18,6 +18,9 @@ import yaml
 import attacks
 from privdd import api
 
+# The documentation builds without a warning, its links lead somewhere, and every public name has a place in it.
+
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -122,3 +125,25 @@ def test_the_citation_names_this_version() -> None:
     assert cited["version"] == __version__ and cited["cff-version"] == "1.2.0" and cited["authors"]
     assert f"## {__version__}" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     assert pkgutil.resolve_name("privdd.api")
+
+
+# Every cross-check that docs/explanation/by-hand.md names is there.
+
+
+ROOT_CHECKED = Path(__file__).parents[2]
+TEXT = (ROOT_CHECKED / "docs" / "explanation" / "by-hand.md").read_text(encoding="utf-8")
+
+
+def test_named_tests_exist() -> None:
+    named = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", TEXT)
+    assert len(named) >= 18
+    for path, function in named:
+        text = (ROOT_CHECKED / path).read_text(encoding="utf-8")
+        assert not function or f"def {function}(" in text, f"{path}::{function}"
+
+
+def test_everything_by_hand_has_a_reason_and_a_cross_check() -> None:
+    table = TEXT[TEXT.index("## Written by hand") : TEXT.index("## Left to a library")]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines() if line.startswith("|")][2:]
+    assert len(rows) >= 15
+    assert [row[0] for row in rows if len(row) != 4 or not all(row) or "tests/" not in row[3]] == []

@@ -30,15 +30,15 @@ from tests.system.test_readme import BLOCKS, ROOT, commands, mine
 __all__ = ["mine"]  # a fixture
 # The start of a line -> why no test here runs it, and where its like is run.
 NOT_RUN = {
-    "privdd.selftest": "takes minutes; its faults are run one by one in tests/auditing/dp_tests/test_noise_and_sampling_test_planted_faults.py",
+    "privdd.selftest": "takes minutes; its faults are run one by one in tests/auditing/dp_tests/test_noise_and_sampling_test.py",
     "privdd.audit algo=fedavg --dry-run": "runs a small audit of its own: tests/cli/test_dry_run.py",
     "privdd.audit --help": "prints and stops: tests/cli/test_main.py",
-    "privdd.audit algo=fedavg engine=processes": "starts workers: tests/auditing/dp_tests/test_noise_and_sampling_test_planted_faults.py does, with this engine",
-    "privdd.audit algo=fedavg engine=ray": "wants a cluster: tests/system/test_two_nodes.py starts one",
+    "privdd.audit algo=fedavg engine=processes": "starts workers: tests/auditing/dp_tests/test_noise_and_sampling_test.py does, with this engine",
+    "privdd.audit algo=fedavg engine=ray": "wants a cluster: tests/system/test_ray_cluster.py starts one",
     "privdd.audit -m algo=fedavg,feddm,fedfed,fedlgd hydra/launcher=joblib": "starts workers: tests/cli/test_sweeps.py",
     "privdd.audit -m algo=fedfed_dp": "its slow part, the method, is audited in tests/auditing/test_findings.py; sweeps: tests/cli/test_sweeps.py",
     "privdd.audit target.model=": "trains models of its own: tests/external/test_runner.py",
-    "privdd.audit target.synthetic=": "the same: tests/external/test_synthetic_data_synthetic_target.py",
+    "privdd.audit target.synthetic=": "the same: tests/external/test_synthetic_data.py",
     "privdd.audit target.updates=": "the same: tests/external/test_client_updates.py",
     "privdd.audit run=DIR target.model=": "wants a recording: tests/external/test_recorded_federation.py makes one",
     "privdd.audit run=../run target.model=": "wants a recording of real servers: tests/system/test_flower_loopback.py makes one",
@@ -47,7 +47,7 @@ NOT_RUN = {
     "privdd.check mechanism=noise.py:release": "wants the page's example: tests/blackbox/test_tutorial.py",
     "privdd.report DIR --pdf": "needs a browser: tests/reporting/test_page_pdf.py",
     "privdd.canary": "three parties and their files: tests/canary/test_opened.py goes through issue, open and verify",
-    "privdd.reproduce": "trains for minutes: tests/reproduce/test_train_train_rows.py does, at a smaller size",
+    "privdd.reproduce": "trains for minutes: tests/reproduce/test_train.py does, at a smaller size",
     "privdd.gate": "wants several runs and a policy: tests/system/test_gated_repository.py",
     "make audit": "installs into an environment of its own, then runs privdd.audit algo=fedfed, which is run here",
     "python3 -m venv": "installs into an environment of its own; tests/system/test_wheel.py installs what is built",

@@ -1,4 +1,6 @@
-"""Whole membership audits: null, power, independence of the target's own mask, and the config files."""
+"""Tests of ``attacks.membership.attack``."""
+
+from __future__ import annotations
 
 import math
 from dataclasses import replace
@@ -6,9 +8,21 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from scipy.stats import binom, gaussian_kde, norm
+from scipy.stats import binom, binomtest, gaussian_kde, norm
 
-from attacks.membership.attack import guess_counts, membership_measures, one_run_bound, primary_signal
+from attacks.membership.attack import (
+    SAME_FOR_ALL_RECORDS,
+    SAME_IN_ALL_REPLAYS,
+    MembershipAttack,
+    guess_counts,
+    measure_by_kind,
+    measure_worst_records,
+    membership_measures,
+    one_run_bound,
+    primary_signal,
+    why_all_uninformative,
+    why_uninformative,
+)
 from attacks.membership.base import Base
 from attacks.membership.density import GradientDensity, density_ratio
 from attacks.membership.lira import Lira
@@ -18,6 +32,9 @@ from attacks.membership.threshold import LossThreshold
 from attacks.types import Adversary, Attack, Knowledge, Surface, Truth, View, Worlds
 from privdd.cli.build import build_attacks
 from privdd.cli.compose import compose_config
+
+# Whole membership audits: null, power, independence of the target's own mask, and the config files.
+
 
 ATTACKS = [Lira(), Rmia(), Base(), LossThreshold(), ShadowClassifier(), GradientDensity()]
 
@@ -202,3 +219,158 @@ def test_config_files_build_the_defaults(attack):
 def test_bad_options_are_refused(options):
     with pytest.raises(ValueError, match=next(iter(options))):
         Lira(**options)
+
+
+# What counts as nothing to read, and that an attack then says so instead of failing.
+
+
+NOISE = torch.randn(5, 7, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize(
+    ("values", "why"),
+    [
+        (NOISE, ""),
+        (NOISE[:, :1].expand(5, 7), SAME_FOR_ALL_RECORDS),
+        (NOISE[:1].expand(5, 7), SAME_IN_ALL_REPLAYS),
+        (torch.zeros(5, 7), SAME_FOR_ALL_RECORDS),
+        (NOISE[:1], ""),  # one replay: nothing to compare with
+        (NOISE[:, :1], ""),  # one record: its replays differ
+        (NOISE[:1, :1].expand(5, 1), SAME_IN_ALL_REPLAYS),
+        (NOISE[:, :1, None].expand(5, 7, 3), SAME_FOR_ALL_RECORDS),
+        (torch.stack([NOISE, NOISE[:1].expand(5, 7)], -1), ""),  # one of two numbers may say something
+    ],
+)
+def test_constant_over_records_or_over_replays(values, why):
+    assert why_uninformative(values) == why
+
+
+def test_one_value_of_one_record_in_one_replay_that_differs_is_enough():
+    for flat in (NOISE[:, :1].expand(5, 7), NOISE[:1].expand(5, 7)):
+        moved = flat.clone()
+        moved[3, 4] += 1e-6
+        assert why_uninformative(moved) == ""
+
+
+def test_of_several_signals_one_that_speaks_is_enough():
+    flat = torch.zeros(5, 7)
+    assert why_all_uninformative([flat, NOISE]) == "" and why_all_uninformative([flat, NOISE[:1].expand(5, 7)]) == SAME_FOR_ALL_RECORDS
+    assert why_all_uninformative([]) == ""
+
+
+def test_each_attack_is_asked_about_what_it_reads():
+    """The shadow classifier reads logits, the density attack gradients, LiRA the confidence."""
+    w = worlds(logits=True)
+    flat = {"confidence": torch.zeros(16, 80), "gradient_norm": w.signals["confidence"]}
+    seen = view(replace(w, signals=flat))
+    assert SAME_FOR_ALL_RECORDS in Lira().nothing_to_read(seen)
+    assert ShadowClassifier().nothing_to_read(seen) == GradientDensity().nothing_to_read(seen) == ""
+    other = view(replace(w, signals={"confidence": w.signals["confidence"], "gradient_norm": torch.zeros(16, 80)}))
+    assert Lira().nothing_to_read(other) == "" and GradientDensity().nothing_to_read(other) == SAME_FOR_ALL_RECORDS
+    still = view(replace(w, logits=torch.zeros(16, 80, 3)))
+    assert ShadowClassifier().nothing_to_read(still) == SAME_FOR_ALL_RECORDS
+
+
+def test_scores_that_are_all_alike_get_no_rate():
+    class Mute(MembershipAttack):
+        name = "mute"
+
+        def score(self, view, name, seed):
+            return torch.zeros(view.worlds.masks.shape, dtype=torch.float64)
+
+    seen = view(worlds())
+    measures = Mute().judge(Mute().run(seen, torch.Generator().manual_seed(0)), seen, truth()).measures
+    assert measures["status"] == "nothing_to_read" and "scores" in measures["note"]
+    assert (measures["n"], measures["worlds"]) == (80, 16) and not {"auc", "epsilon_measured"} & set(measures)
+
+
+# The most exposed records: found where they are exposed, and not made up where none is.
+
+
+def game(seed, worlds=64, records=200, exposed=0):
+    """Scores of pure noise, but members among the first ``exposed`` records stand out in every second replay."""
+    rng = np.random.default_rng(seed)
+    masks = rng.random((worlds, records)) < 0.5
+    scores = rng.normal(size=masks.shape)
+    out = masks[:, :exposed] & (rng.random((worlds, exposed)) < 0.5)
+    scores[:, :exposed] += 20 * out
+    return torch.from_numpy(scores), torch.from_numpy(masks)
+
+
+def test_two_exposed_records_of_200_are_found_at_their_own_rate():
+    covered, total = 0, []
+    for seed in range(40):
+        found = measure_worst_records(*game(seed, exposed=2))
+        total.append(found["tpr"])
+        covered += found["ci"][0] <= 0.5 <= found["ci"][1]
+        assert found["share"] == 0.01
+    assert abs(np.mean(total) - 0.5) < 0.03  # 64 coins a run: 0.0625 / sqrt(40) standard error
+    assert covered >= 35
+
+
+def test_in_a_null_the_worst_records_are_no_worse_than_the_rate():
+    """Chosen and judged on the same replays, the worst two would be named in several per cent of replays."""
+    runs = [measure_worst_records(*game(seed)) for seed in range(60)]
+    assert np.mean([run["tpr"] for run in runs]) < 0.003
+    assert sum(run["ci"][0] > 0.001 for run in runs) <= 4
+
+
+def test_the_interval_is_that_of_clopper_and_pearson():
+    """All 200 records named in every replay that they are in, with no false alarm."""
+    _, masks = game(0)
+    found = measure_worst_records(masks.double(), masks)
+    even = torch.arange(64) % 2 == 0
+    assert found["tpr"] == 1.0 and found["ci"][1] == 1.0
+    trials = [n for n in range(20, 130) if abs(binomtest(n, n).proportion_ci(0.95, "exact").low - found["ci"][0]) < 1e-12]
+    assert len(trials) == 1 and trials[0] <= 2 * 64 and even.sum() == 32
+
+
+def test_a_rate_that_cannot_be_seen_is_not_reported():
+    scores, masks = game(0, worlds=8, records=60)
+    assert measure_worst_records(scores, masks) is None
+    assert measure_worst_records(*game(0, worlds=2, records=2000)) is None
+
+
+def test_each_exposed_record_is_counted_in_the_replays_that_did_not_choose_it():
+    """By hand: in every replay a record that is in is found with its own rate; both halves choose the exposed two."""
+    scores, masks = game(3, exposed=2)
+    found = measure_worst_records(scores, masks)
+    threshold = scores[~masks].sort(descending=True).values[int(0.001 * int((~masks).sum()))]
+    assert [one["record"] for one in found["records"]] == [0, 1]
+    for one in found["records"]:
+        inside = masks[:, one["record"]]
+        assert one["trials"] == int(inside.sum()) and one["hits"] == int((scores[inside, one["record"]] > threshold).sum())
+        exact = binomtest(one["hits"], one["trials"]).proportion_ci(0.95, "exact")
+        assert np.allclose(one["ci"], [exact.low, exact.high]) and one["tpr"] == one["hits"] / one["trials"]
+    assert found["tpr"] == sum(one["hits"] for one in found["records"]) / sum(one["trials"] for one in found["records"])
+
+
+def test_in_a_null_no_single_record_looks_exposed():
+    """Judged where it was chosen, one record in a run of a null would be found several times over."""
+    rates = [one["tpr"] for seed in range(40) for one in measure_worst_records(*game(seed))["records"]]
+    assert len(rates) >= 80 and np.mean(rates) < 0.003
+
+
+def test_kinds_are_told_apart_at_one_threshold():
+    scores, masks = game(5, exposed=4)
+    kinds = {"mislabelled": torch.tensor([0, 1, 2, 3]), "near_duplicates": torch.arange(10, 30)}
+    found = measure_by_kind(scores, masks, kinds)
+    threshold = scores[~masks].sort(descending=True).values[int(0.001 * int((~masks).sum()))]
+    assert list(found) == ["mislabelled", "near_duplicates", "ordinary"] and found["ordinary"]["n"] == 176
+    for kind, at in {**kinds, "ordinary": torch.tensor([*range(4, 10), *range(30, 200)])}.items():
+        named, inside = (scores > threshold)[:, at], masks[:, at]
+        assert found[kind]["tpr"] == float((named & inside).sum() / inside.sum().double())
+        assert found[kind]["fpr"] == float((named & ~inside).sum() / (~inside).sum().double())
+    assert found["mislabelled"]["auc"] > 0.65 > 0.6 > found["ordinary"]["auc"]
+    assert measure_by_kind(scores, masks, {}) is None and measure_by_kind(scores[:4], masks[:4], kinds) is None
+
+
+def test_a_record_that_is_named_in_or_out_is_counted_in_both():
+    """One record stands out whenever its coin of its own says so, whether it is in or not: as often out as in."""
+    rng = np.random.default_rng(5)
+    scores, masks = game(5, worlds=400, records=1200)
+    loud = torch.from_numpy(rng.random(400) < 0.4)
+    scores[:, 7] += 20 * loud
+    (one,) = [one for one in measure_worst_records(scores, masks)["records"] if one["record"] == 7]
+    assert one["hits"] == int((loud & masks[:, 7]).sum()) and one["wrong"] == int((loud & ~masks[:, 7]).sum())
+    assert one["trials"] + one["out"] == 400

@@ -33,7 +33,7 @@ from privdd.privacy.ledger import Ledger
 from privdd.privacy.mechanism import Mechanism, Output
 from privdd.privacy.mechanisms import ClientLevel, ClippedSum, FeatureNoise
 from tests.auditing.dp_tests.subjects import Loose, Quiet, fedavg, feddm, subject
-from tests.auditing.dp_tests.test_mechanism_tests_client_updates import of_client
+from tests.auditing.dp_tests.test_mechanism_tests import of_client
 
 SMALL = 0.02  # a clip norm below what any record contributes
 
