@@ -7,7 +7,7 @@ import platform
 import shlex
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
@@ -214,12 +214,32 @@ def paper_claims_of(experiment: Experiment) -> list[Claim]:
     return experiment.plan.method.audit_hooks.claims(experiment.plan, experiment.shards)
 
 
+def hold_to_claims(findings: Sequence[Finding], claims: Sequence[Claim], delta: float) -> list[Finding]:
+    """The findings; one whose bound is above what a paper prints for this very mechanism, at a delta that is no larger, has
+    that as its stated ε: so the claim is contradicted like any other statement."""
+    limits: dict[str, float] = {}
+    for claim in claims:
+        if claim.surface and claim.number is not None and (claim.delta or delta) <= delta:
+            limits[claim.surface] = min(claim.number, limits.get(claim.surface, math.inf))
+    held = []
+    for finding in findings:
+        limit, own = limits.get(str(finding.surface), math.inf), finding.measures.get("epsilon_stated", math.inf)
+        exceeds = finding.measures.get("epsilon_validity") in DECISIVE_VALIDITIES and deciding_bound(finding) > limit
+        held.append(
+            replace(finding, measures={**finding.measures, "epsilon_stated": min(limit, float(own))})
+            if exceeds
+            else finding
+        )
+    return held
+
+
 def findings_json(audited: AuditState) -> dict[str, Any]:
     """The whole result as plain data of schema 2 (see ``privdd.reporting.schema``)."""
     finished_run = audited.finished_run
     experiment, progress = finished_run.experiment, finished_run.progress
     stated = stated_epsilons(experiment, record_level_ledger(progress.ledger))
-    surfaces = list(_surface_rows(experiment, progress, audited.findings, stated))
+    found = hold_to_claims(audited.findings, paper_claims_of(experiment), progress.ledger.delta)
+    surfaces = list(_surface_rows(experiment, progress, found, stated))
     return to_plain_json(
         {
             "schema": 2,
@@ -227,7 +247,7 @@ def findings_json(audited: AuditState) -> dict[str, Any]:
             "utility": _utility_json(experiment, progress),
             "privacy": _privacy_json(experiment, progress.ledger, audited),
             "surfaces": surfaces,
-            "findings": [finding_row(f, _printed_epsilon(f, stated, progress.ledger)) for f in audited.findings],
+            "findings": [finding_row(f, _printed_epsilon(f, stated, progress.ledger)) for f in found],
             "verdict": worst_verdict(row["verdict"] for row in surfaces),
         }
     )
@@ -319,9 +339,9 @@ def deciding_bound(finding: Finding) -> float:
 def reconstruction_rows(ledger: Ledger, claims: Sequence[Claim]) -> list[dict[str, Any]]:
     """How often one of k candidates could be named: proven at most, reached, and what the boldest claim allows."""
     rows, claim = [naming.to_json() for naming in reconstruction(ledger)], smallest_claim(claims)
-    if claim is None or claim.epsilon is None:
+    if claim is None or claim.number is None:
         return rows
-    epsilon, delta = claim.epsilon, claim.delta or ledger.delta
+    epsilon, delta = claim.number, claim.delta or ledger.delta
     return [row | {"claimed": naming_bound_of_claim(epsilon, delta, row["prior"])} for row in rows]
 
 

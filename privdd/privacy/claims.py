@@ -2,7 +2,8 @@
 
 FedFed's theorems on shared features (Yang et al. 2023), as printed and as their source has them: Lemmas D.1, D.2 and Theorem
 D.3 fix epsilon only up to constants ("we ignore the scalars and constants here"), so they give no number, and nothing is
-judged against one; Theorem 3.4 prints an expression without any O(.), which is evaluated as it stands. FedDM's and FedRD's
+judged against one; Theorem 3.4 prints an expression without any O(.), which is evaluated as it stands, but of what the lemma
+leaves open: the paper's formula, not applicable to any run. One number its authors give elsewhere. FedDM's and FedRD's
 theorems on noised matching gradients, as printed. And what the papers say about privacy in words: claims without a number,
 each with the attacks that measure it. Claims never enter the accounting.
 """
@@ -43,6 +44,8 @@ class Claim:
     magnitude, a sentence); sound: a proof covers this run; why: one line; delta: at which epsilon is stated;
     choices: what the paper leaves open and what was chosen, and the claim for the paper's own values;
     neighbours: unit and neighbouring data sets in the paper's words; tested_by: the attacks that measure it.
+    not_applicable: which condition of the number this run does not meet; then it is the paper's formula and no claim of
+    this run, which nothing is judged against. surface: where a bound on epsilon contradicts it ("": no surface has it alone).
     """
 
     source: str
@@ -53,6 +56,8 @@ class Claim:
     choices: tuple[str, ...] = ()
     neighbours: str = ""
     tested_by: tuple[str, ...] = ()
+    not_applicable: str = ""
+    surface: str = ""
 
     def __post_init__(self) -> None:
         if self.epsilon is not None and not self.epsilon >= 0:
@@ -60,24 +65,33 @@ class Claim:
         if self.delta is not None:
             check_delta(self.delta)
 
+    @property
+    def number(self) -> float | None:
+        """The epsilon that this run can be held to; None where the paper gives none for it."""
+        return None if self.not_applicable else self.epsilon
+
     def to_json(self) -> dict[str, Any]:
         """The entry of findings.json; what does not apply is left out."""
-        value: float | str = NO_NUMBER if self.epsilon is None else self.epsilon
-        if self.epsilon is not None and math.isinf(self.epsilon):
+        value: float | str = NO_NUMBER if self.number is None else self.number
+        if self.number is not None and math.isinf(self.number):
             value = "inf"
+        why, choices = self.why, list(self.choices)
+        if self.not_applicable and self.epsilon is not None:
+            why = f"the paper's formula, not applicable here: {'; '.join(filter(None, (self.not_applicable, why)))}"
+            choices.insert(0, f"the formula gives {self.epsilon:.3g}")
         more = {
             "delta": self.delta,
-            "choices": list(self.choices),
+            "choices": choices,
             "neighbours": self.neighbours,
             "tested_by": list(self.tested_by),
         }
-        head = {"source": self.source, "epsilon": value, "sound": self.sound, "why": self.why}
+        head = {"source": self.source, "epsilon": value, "sound": self.sound, "why": why}
         return head | {name: part for name, part in more.items() if part}
 
 
 def smallest_claim(claims: Iterable[Claim]) -> Claim | None:
-    """The claim of the smallest epsilon; None where no claim gives a number."""
-    return min((c for c in claims if c.epsilon is not None), key=lambda c: c.epsilon or 0.0, default=None)
+    """The claim of the smallest epsilon; None where no claim gives a number for its run."""
+    return min((c for c in claims if c.number is not None), key=lambda c: c.number or 0.0, default=None)
 
 
 FEDFED_NEIGHBOURS = 'a record: data sets that "differ in a single entry"'
@@ -90,9 +104,9 @@ class FeatureRun:
     """A run as FedFed's theorems see it.
 
     variance: sigma_s**2 in pixels, of the noise that remains after averaging copies; rho: the share of a record's
-    norm that is shared (None: no bound); rounds: R, rounds that read the shared features; clients: k; delta and
+    norm that is shared (None: no bound); norm: the most that a record's features can have; rounds: R, rounds that read the shared features; clients: k; delta and
     delta_hat: of one client and of the composition, in (0, 1); noise_per_record: no noise image serves a batch;
-    raw: whole images are shared in place of features.
+    raw: whole images are shared in place of features; gaussian: the law of the noise.
     """
 
     variance: float
@@ -103,6 +117,8 @@ class FeatureRun:
     raw: bool = False
     delta: float = DELTA
     delta_hat: float = DELTA
+    norm: float | None = None
+    gaussian: bool = True
 
     def __post_init__(self) -> None:
         check_delta(self.delta)
@@ -165,6 +181,8 @@ def feature_run(mechanism: Any, problem: Problem, *, rounds: int, raw: bool) -> 
         clients=problem.clients,
         noise_per_record=mechanism.broadcast_batch is None,
         raw=raw,
+        norm=norm,
+        gaussian=mechanism.distribution == "gaussian",
     )
 
 
@@ -238,7 +256,6 @@ def fedfed_3_4_source(run: FeatureRun) -> Claim:
 def _composition_claim(source: str, run: FeatureRun, value: float, own: float, note: str) -> Claim:
     why = [
         f"the {run.clients} clients hold different records, so the least protected client decides and nothing has to be composed",
-        "it rests on Lemma D.2, whose constant the paper leaves out; 1 is used here",
         UNPROTECTED,
         *([note] if note else []),
     ]
@@ -249,7 +266,41 @@ def _composition_claim(source: str, run: FeatureRun, value: float, own: float, n
         f"for the paper's own R = {PAPER_ROUNDS}, k = {PAPER_CLIENTS} and sigma_s^2 = {PAPER_VARIANCE:g}: {own:.3g}",
         "appendix D.7's typesetting; the brackets of section 3.3 differ",
     )
-    return Claim(source, value, False, "; ".join(why), run.total_delta, choices, FEDFED_NEIGHBOURS)
+    missing = "it rests on Lemma D.2, whose constant the paper leaves out; 1 is used here"
+    return Claim(
+        source, value, False, "; ".join(why), run.total_delta, choices, FEDFED_NEIGHBOURS, not_applicable=missing
+    )
+
+
+PUBLISHED_DELTA, PUBLISHED_SENSITIVITY = 1e-3, 1.0
+
+
+def fedfed_published(run: FeatureRun) -> Claim:
+    """The number that FedFed's authors give in an issue of their repository: Delta f sqrt(ln(1/delta) / sigma_s), which is
+    4.22 at sigma_s**2 = 0.15, delta = 1e-3 and Delta f = 1. The Gaussian mechanism has 10.66 there."""
+    value = PUBLISHED_SENSITIVITY * math.sqrt(math.log(1 / PUBLISHED_DELTA) / math.sqrt(PAPER_VARIANCE))
+    unmet = [
+        *([] if run.gaussian else ["it is for Gaussian noise"]),
+        *(
+            []
+            if math.isclose(run.variance, PAPER_VARIANCE)
+            else [f"it is for a variance of {PAPER_VARIANCE:g}, this run's is {run.variance:.3g}"]
+        ),
+        *([] if run.noise_per_record else ["one noise image serves a whole batch"]),
+    ]
+    if run.norm is None or run.norm > PUBLISHED_SENSITIVITY:
+        bound = (
+            "nothing bounds the features"
+            if run.norm is None
+            else f"features of this run may have a norm of {run.norm:.3g}"
+        )
+        unmet.append(f"it is for a sensitivity of 1, and {bound}")
+    why = f"the Gaussian mechanism of that sensitivity needs more; {UNPROTECTED}"
+    choices = (f"Delta f sqrt(ln(1/delta) / sigma_s), of one release, at delta = {PUBLISHED_DELTA:g}",)
+    return Claim(
+        "Yang 2023, the authors in an issue of their repository", value, False, why, PUBLISHED_DELTA, choices, FEDFED_NEIGHBOURS,
+        not_applicable="; ".join(unmet), surface="features",
+    )  # fmt: skip
 
 
 def kairouz_composition(epsilon: float, k: int, delta_hat: float) -> float:
@@ -269,7 +320,7 @@ def _smallest_epsilon(epsilon: float, k: int, delta_hat: float, inner: float) ->
     return min(k * epsilon, first, second)
 
 
-FEATURE_THEOREMS = (fedfed_3_4, fedfed_3_4_source, fedfed_d_2, fedfed_3_3, fedfed_d_1, fedfed_d_3)
+FEATURE_THEOREMS = (fedfed_published, fedfed_3_4, fedfed_3_4_source, fedfed_d_2, fedfed_3_3, fedfed_d_1, fedfed_d_3)
 
 
 Clipping = Literal["record", "aggregate", "none"]

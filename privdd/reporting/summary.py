@@ -418,6 +418,8 @@ def _contradiction_headline(findings: Findings) -> tuple[str, str]:
     if over:
         worst = max(over, key=lambda r: (r.epsilon_validity != "curve", finding_selection.epsilon_bound(r)))
         by, curve = wording.attack_title(worst.attack), worst.epsilon_validity == "curve"
+        if worst.epsilon_stated in [claim.number for claim in findings.privacy.claims] and findings.target is None:
+            title = "The paper's claim is contradicted."
         proves = (
             "refutes the curve behind it: it has to be that of an ε above"
             if curve

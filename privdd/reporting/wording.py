@@ -209,8 +209,8 @@ _GLOSSARY: tuple[tuple[str, str, str], ...] = (
      "Which two data sets must look alike: with one {unit} more or less, with one that contributes nothing in its place, "
      "or with any other in its place. An ε for one relation is not an ε for another."),
     ("claimed", "",
-     "What a theorem of the method's paper gives for these settings, whether or not the theorem covers this run. To show "
-     "more than an ε that does not cover the run contradicts nothing that the run promises."),
+     "What the method's paper prints for this very mechanism. A test that shows more contradicts the paper. A formula whose "
+     "conditions a run does not meet is no claim of that run."),
     ("stated", "",
      "What this run promises and is held to: an ε above it that is shown is a contradiction."),
     ("proven at most", "",

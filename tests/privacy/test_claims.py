@@ -7,12 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import dp_accounting as dpa
 import numpy as np
 import pytest
 import yaml
 
 from privdd.cli.build import build_experiment
 from privdd.cli.compose import compose_config
+from privdd.privacy.accounting import epsilon as accounted
 from privdd.privacy.claims import (
     FEATURE_THEOREMS,
     Claim,
@@ -26,6 +28,7 @@ from privdd.privacy.claims import (
     fedfed_3_4,
     fedfed_3_4_source,
     fedfed_d_2,
+    fedfed_published,
     fedlgd_attacks,
     fedlgd_no_extra_leakage,
     fedrd_1,
@@ -84,9 +87,9 @@ def test_an_order_of_magnitude_is_no_number_and_both_readings_of_r_are_told() ->
     assert "whole batch" in fedfed_d_2(replace(RUN, noise_per_record=False)).why
 
 
-def test_only_theorem_3_4_gives_numbers() -> None:
+def test_only_theorem_3_4_and_the_published_value_give_numbers() -> None:
     numbered = [theorem(RUN).source for theorem in FEATURE_THEOREMS if theorem(RUN).epsilon is not None]
-    assert numbered == ["Yang 2023, Theorem 3.4 as printed", "Yang 2023, Theorem 3.4 as its source has it"]
+    assert numbered == [fedfed_published(RUN).source, "Yang 2023, Theorem 3.4 as printed", "Yang 2023, Theorem 3.4 as its source has it"]
 
 
 def test_theorem_3_4_misprints_its_source_by_a_tenth_at_100_clients() -> None:
@@ -114,6 +117,27 @@ def test_composition_is_the_smallest_of_its_three_forms() -> None:
     printed = drift + eps * math.sqrt(2 * k * math.log(math.e + math.sqrt(k * eps**2 / slack)))
     assert kairouz_composition(eps, k, slack) == pytest.approx(min(k * eps, root, other))
     assert printed_composition(eps, k, slack) == pytest.approx(min(k * eps, root, printed))
+
+
+def test_the_formula_of_theorem_3_4_is_no_claim_of_a_run() -> None:
+    """It rests on a constant that the paper leaves out: nothing is judged against what comes of setting it to 1."""
+    for claim in (fedfed_3_4(RUN), fedfed_3_4_source(RUN)):
+        told = claim.to_json()
+        assert claim.number is None and told["epsilon"] == "no number" and told["choices"][0] == "the formula gives 8.76"
+        assert told["why"].startswith("the paper's formula, not applicable here: it rests on Lemma D.2")
+
+
+def test_the_published_number_is_a_claim_where_its_conditions_are_met_and_false_there() -> None:
+    """4.22 at variance 0.15, delta 1e-3, sensitivity 1; the Gaussian mechanism has 10.66."""
+    met = fedfed_published(replace(RUN, norm=1.0))
+    assert met.number == pytest.approx(4.22, abs=0.005) and met.delta == 1e-3 and met.surface == "features"
+    assert accounted(dpa.GaussianDpEvent(math.sqrt(0.15)), 1e-3) == pytest.approx(10.66, abs=0.02)
+    for unmet, why in (
+        ({"norm": 2.4}, "norm of 2.4"), ({"norm": None}, "nothing bounds"), ({"variance": 0.3}, "variance of 0.15"), ({"gaussian": False}, "Gaussian"),
+        ({"noise_per_record": False}, "whole batch"),
+    ):  # fmt: skip
+        claim = fedfed_published(replace(RUN, **{"norm": 1.0, **unmet}))
+        assert claim.number is None and why in claim.not_applicable and why in claim.to_json()["why"]
 
 
 def test_theorem_3_3_compares_and_gives_no_number() -> None:
@@ -273,7 +297,7 @@ def test_the_claim_of_fedfed_released_is_about_both_copies() -> None:
     )
     experiment = build_experiment(config)
     method: Any = experiment.plan.method
-    claim = method.claims(experiment.plan, experiment.shards)[0]
+    claim = next(c for c in method.claims(experiment.plan, experiment.shards) if "3.4" in c.source)
 
     def printed(std: float) -> float | None:
         run = FeatureRun(variance=std**2, rho=None, rounds=method.base.rounds, clients=experiment.plan.problem.clients)
