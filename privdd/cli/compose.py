@@ -59,6 +59,11 @@ def _value_by_start(start: str, public: Any, records: Any) -> Any:
     return records if start in ("real", "statistics") else public
 
 
+def _value_by_data(name: str, names: Sequence[str], there: Any, elsewhere: Any) -> Any:
+    """A setting that a method has on these data sets, and on all others."""
+    return there if name in names else elsewhere
+
+
 PUBLIC_SIZES = {  # name -> training records, classes
     "digits": (1438, 10), "mnist": (60_000, 10), "fashion_mnist": (60_000, 10), "emnist": (112_800, 47), "usps": (7291, 10),
     "cifar10": (50_000, 10), "cifar100": (50_000, 100), "svhn": (73_257, 10),
@@ -85,6 +90,7 @@ def _expected_batch(usual: int, probability: float, of: str = "client", *, _root
 def register_resolvers() -> None:
     """Idempotent; called before anything is composed."""
     OmegaConf.register_new_resolver("by_preset", _value_by_preset, replace=True)
+    OmegaConf.register_new_resolver("by_data", _value_by_data, replace=True)
     OmegaConf.register_new_resolver("by_start", _value_by_start, replace=True)
     OmegaConf.register_new_resolver("expected_batch", _expected_batch, replace=True)
     OmegaConf.register_new_resolver("per_square", lambda a, b: a / b**2, replace=True)

@@ -10,14 +10,14 @@ it bounds what that record does. It costs a pull-back per record. Either way eve
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 from torch.func import vjp, vmap
 
 from privdd.core.loop_timing import timed_steps
-from privdd.core.types import Records
+from privdd.core.types import Records, Shard
 from privdd.distillation.augmentation import draw_transform
 from privdd.distillation.distribution_matching import (
     CHUNK,
@@ -135,6 +135,18 @@ QUERIES = ("embedding", "synthetic_gradient")
 def is_protected(mechanisms: Mapping[str, Mechanism]) -> bool:
     """Whether a mechanism is set for the query that a client's synthetic images depend on."""
     return any(name in mechanisms for name in QUERIES)
+
+
+def restrict_as_printed(shard: Shard, ctx: ClientContext) -> ClientContext:
+    """The context in which a client sends the classes that it holds, as the papers print it, where the batch mean is clipped.
+
+    Which these are depends on the records and is protected by nothing: sound variants send every class of the public list.
+    """
+    mechanism, held = ctx.mechanisms.get(GRADIENT_QUERY), set(shard.train.y.tolist())
+    if mechanism is None or mechanism.per_record or not held:
+        return ctx
+    classes = tuple(label for label in ctx.problem.class_list if label in held)
+    return replace(ctx, problem=replace(ctx.problem, class_list=classes))
 
 
 def check_no_batch_norm(norm: str | None, where: str) -> None:

@@ -31,6 +31,7 @@ from privdd.distillation.private_matching import (
     match_embeddings,
     match_noised_gradients,
     release_gradients,
+    restrict_as_printed,
 )
 from privdd.federated.channel import ClientContext
 
@@ -108,6 +109,7 @@ def printed_representations(
         raise ValueError(
             f"printed=True: equation 7 clips the batch's mean gradient; set privacy=aggregate_clip, not {GRADIENT_QUERY}"
         )
+    ctx = restrict_as_printed(shard, ctx)
     labels, streams = torch.tensor(ctx.problem.class_list), streams_of(ctx)
     images = draw_noise_images(labels, dpc, shape, ctx.keys.fold("start")).to(shard.train.x)
     velocity, cells = torch.zeros_like(images), images_by_class(shard.train, ctx.problem.class_list)
@@ -131,7 +133,7 @@ def printed_representations(
     flags = {"public_map": False}
     return {
         UPLOAD_NAME: Artifact({"x": images.flatten(0, 1)}, flags=flags),
-        "labels": Artifact({"y": labels.repeat_interleave(dpc)}, public="every class of the public list"),
+        "labels": Artifact({"y": labels.repeat_interleave(dpc)}),  # which classes a client holds
     }
 
 

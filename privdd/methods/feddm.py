@@ -49,6 +49,7 @@ from privdd.distillation.private_matching import (
     is_protected,
     match_embeddings,
     match_noised_gradients,
+    restrict_as_printed,
     step_maps,
 )
 from privdd.distillation.public_features import AlexNet, RandomCosine
@@ -232,8 +233,9 @@ class FedDM(Method, AuditHooks):
         )
 
     def _distil_protected(self, broadcast: Values, memory: State, shard: Shard, ctx: ClientContext) -> Work:
-        """Images of every class, from noise and what the mechanisms released."""
+        """Images of every class (as printed: of those held), from noise and what the mechanisms released."""
         self.check_mechanisms(ctx.mechanisms)
+        sound, ctx = ctx, restrict_as_printed(shard, ctx)
         labels = torch.tensor(ctx.problem.class_list)
         start = draw_public_start(self.start, labels, self.ipc, shard.shape, ctx.keys.fold("start")).to(
             broadcast["model"]["head.weight"]
@@ -252,7 +254,7 @@ class FedDM(Method, AuditHooks):
         else:
             images = match_noised_gradients(images, networks, shard.train, self.matching, streams, ctx)
         upload = {
-            "images": Artifact({"x": images.flatten(0, 1)}, private=True),
-            "labels": Artifact({"y": labels.repeat_interleave(self.ipc)}, private=True),
+            "images": Artifact({"x": images.flatten(0, 1)}, private=ctx is sound),
+            "labels": Artifact({"y": labels.repeat_interleave(self.ipc)}, private=ctx is sound),
         }
         return upload, images_to_memory(images, labels) if self.carry_over else {}

@@ -54,7 +54,7 @@ class FedLGD(Method, AuditHooks, hooks=("is_selected_round", "refines_in_round")
     target: "gradient", in selected rounds a client takes one full-batch step, so that its update is the
     gradient of equation 5; "displacement", a whole epoch as in the released code. server_start: noise (paper)
     or statistics (released code: the average of the clients' class statistics, which are sent in round 0).
-    always_mixed: both sets and both losses in all rounds, as released. stale: a client that sat out the last
+    always_mixed: both sets in all rounds, the contrastive term in those without matching on the server, as released. stale: a client that sat out the last
     round goes on from the model it trained last, as released; else it takes the server's. lr, batch_size,
     local_epochs: plain SGD of the clients.
 
@@ -210,6 +210,7 @@ class FedLGD(Method, AuditHooks, hooks=("is_selected_round", "refines_in_round")
         late = self.stale and "trained_in" in memory and int(memory["trained_in"]) != ctx.round - 1
         start: Tensors = unpack("trained", memory) if late else broadcast["model"]
         mixed = self.always_mixed or not self.is_selected_round(ctx.round)
+        plain = self.always_mixed and self._server_matches(ctx.round)  # released code: cross-entropy alone in these
         return train_virtual(
             build_skeleton(self.model, shard.shape, shard.classes),
             start,
@@ -218,7 +219,7 @@ class FedLGD(Method, AuditHooks, hooks=("is_selected_round", "refines_in_round")
             lr=self.lr,
             batch_size=self.batch_size,
             epochs=self.local_epochs,
-            contrast=self.contrast,
+            contrast=0.0 if plain else self.contrast,
             temperature=self.temperature,
             regulariser=self.regulariser,
             generator=ctx.keys.fold("train").torch(),

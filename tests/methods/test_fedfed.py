@@ -173,7 +173,7 @@ def test_released_profile_shares_one_noise_image_per_batch_in_two_copies():
     n = len(clean)
     assert n > 128 and values["features"]["x"].shape == (2 * n, 1, 8, 8)
     assert torch.equal(values["labels"]["y"], shard.train.y[order].repeat(2))
-    for copy, std in enumerate((0.15, 0.25)):
+    for copy, std in enumerate((0.2, 0.25)):
         noise = values["features"]["x"][copy * n : (copy + 1) * n] - clean
         for start in range(0, n, 64):
             part = noise[start : start + 64]
@@ -352,7 +352,7 @@ def test_noise_and_bound_are_one_key_each():
 @pytest.mark.parametrize(
     ("algo", "more", "stds", "rho"),
     [
-        ("fedfed_released", [], (0.15, 0.25), None),
+        ("fedfed_released", [], (0.2, 0.25), None),
         ("fedfed_dp", ["privacy.noise_multiplier=4", "privacy.feature_norm=0.25"], (1.0,), None),
         ("fedfed", ["privacy=none"], (0.0,), None),
         ("fedfed", ["privacy=gaussian_features", "privacy.noise_multiplier=3"], (3.0,), None),

@@ -71,6 +71,17 @@ def test_schedules_of_paper_and_code() -> None:
     assert [t for t in range(100) if code._server_matches(t)] == list(range(0, 51, 5))
 
 
+def test_the_released_code_has_the_contrastive_loss_in_rounds_that_do_not_distil() -> None:
+    """Both sets in all rounds; cross-entropy alone in rounds 0, 5, ..., 50."""
+    weak, strong, shard = make(**RELEASED), make(**{**RELEASED, "contrast": 9.0}), shards([60])[0]
+    state = weak.init(PROBLEM, Keys(0))
+    _, memory = weak.local(weak.broadcast(state), {}, shard, context(weak))
+    for t in (2, 3):  # of steps of two: distils, does not
+        own = {**memory, "trained_in": torch.tensor([t - 1])}
+        a, b = (m.local(m.broadcast(state), own, shard, context(m, t))[0]["update"].value for m in (weak, strong))
+        assert all(torch.equal(a[name], b[name]) for name in a) == weak._server_matches(t) == (t == 2)
+
+
 def test_in_a_selected_round_the_update_is_one_gradient_of_the_virtual_images() -> None:
     method, shard = make(), shards([60])[0]
     sent = method.broadcast(method.init(PROBLEM, Keys(0)))

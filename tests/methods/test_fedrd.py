@@ -211,7 +211,10 @@ def test_what_is_printed_states_no_guarantee() -> None:
     method, shard = printed(), shards([60])[0]
     sent = method.broadcast(method.init(PROBLEM, Keys(0)))
     upload, _ = method.local(sent, {}, shard, context(method, mechanisms=PRINTED))
-    assert not upload["representations"].private
+    assert not upload["representations"].private and not upload["labels"].private and not upload["labels"].public
+    few = shard.with_train(shard.train.take((shard.train.y < 4).nonzero()[:, 0]))
+    held, _ = method.local(sent, {}, few, context(method, mechanisms=PRINTED))
+    assert held["labels"].value["y"].unique().tolist() == few.train.y.unique().tolist()
     plan = Plan(Keys(0), PROBLEM, method, dict(PRINTED))
     claims = [c for c in method.claims(plan, shards([60, 60, 60])) if c.epsilon is not None and c.epsilon < math.inf]
     assert len(claims) == 2 and not any(c.sound for c in claims)
