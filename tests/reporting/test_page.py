@@ -97,7 +97,7 @@ def test_the_checker_sees_what_it_must() -> None:
     [
         ("unprotected", ["No proven limit", "Unprotected", "∞", "no protection", "The claim of ε = 0.9"]),
         ("consistent", ["No attack tried here contradicted the stated limit", "Surviving attacks is not proof", "Not contradicted", "4.85"]),
-        ("contradiction", ["The paper's claim is contradicted", "ε ≤ 0.9 is stated", "no proof shows that it covers this run"]),
+        ("contradiction", ["s claim is contradicted", "ε ≤ 0.9 is stated", "no proof shows that it covers this run"]),
     ],
 )
 def test_the_verdict_comes_first_in_words(pages: dict[str, Path], kind: str, words: list[str]) -> None:
