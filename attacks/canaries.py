@@ -99,9 +99,13 @@ def select_independent(effects: np.ndarray, count: int) -> np.ndarray:
 
 
 def craft_canaries(
-    contribution: Contribution, start: Canaries, *, direction: Tensor | None = None, steps: int = 50,
+    contribution: Contribution,
+    start: Canaries,
+    *,
+    direction: Tensor | None = None,
+    steps: int = 50,
     step_size: float = 0.05,
-) -> Canaries:  # fmt: skip
+) -> Canaries:
     """Records that maximise their effect: sign-gradient ascent in the pixel box [0, 1].
 
     contribution(x, y) -> (b, p), differentiable in x and row by row: what each record adds to the

@@ -172,9 +172,14 @@ def step_losses(x: np.ndarray, mus: np.ndarray, probabilities: np.ndarray) -> np
 
 
 def draw_tilted_runs(
-    mus: np.ndarray, probabilities: np.ndarray, delta: float, runs: int, generator: np.random.Generator, *,
+    mus: np.ndarray,
+    probabilities: np.ndarray,
+    delta: float,
+    runs: int,
+    generator: np.random.Generator,
+    *,
     confidence: float = 0.95,
-) -> TiltedDraws:  # fmt: skip
+) -> TiltedDraws:
     """Coins and noise of at most ``runs`` runs of a transcript with planned steps (mu_i, q_i), (T,) each.
 
     Fewer where fewer of ``PROPOSAL_COUNT`` are suitable. Any plan is valid, also a wrong one: it only costs tightness.

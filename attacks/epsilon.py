@@ -192,10 +192,16 @@ def _log_ratio(power: float, error: float) -> float:
 
 
 def from_scores(
-    scores: Any, member: Any, *, delta: float, confidence: float = 0.95,
+    scores: Any,
+    member: Any,
+    *,
+    delta: float,
+    confidence: float = 0.95,
     method: Literal["clopper_pearson", "gaussian", "bayesian"] = "clopper_pearson",
-    thresholds: Sequence[float] | None = None, split: float = 0.5, generator: np.random.Generator | None = None,
-) -> Bound:  # fmt: skip
+    thresholds: Sequence[float] | None = None,
+    split: float = 0.5,
+    generator: np.random.Generator | None = None,
+) -> Bound:
     """A bound from ``scores`` (n,) of independent trials, larger = member, and ``member`` (n,) bool.
 
     With ``thresholds``, fixed before the scores were seen: one is used as it is; several share alpha
@@ -219,9 +225,15 @@ def from_scores(
 
 
 def one_run_from_scores(
-    scores: Any, member: Any, *, delta: float, generator: np.random.Generator, guesses: Sequence[tuple[int, int]],
-    confidence: float = 0.95, method: Literal["one_run", "fdp_one_run", "fdp_one_run_gaussian"] = "one_run",
-) -> Bound:  # fmt: skip
+    scores: Any,
+    member: Any,
+    *,
+    delta: float,
+    generator: np.random.Generator,
+    guesses: Sequence[tuple[int, int]],
+    confidence: float = 0.95,
+    method: Literal["one_run", "fdp_one_run", "fdp_one_run_gaussian"] = "one_run",
+) -> Bound:
     """One-run bound from ``scores`` (m,) of one run whose ``member`` (m,) bits are independent fair coins.
 
     method: Steinke's bound, or the f-DP one for any mechanism or, an estimate, for Gaussian trade-offs. guesses: pairs
@@ -262,9 +274,13 @@ ONE_RUN_BOUNDS: dict[str, Callable[..., float]] = {
 
 
 def _split_trials(
-    values: np.ndarray, inside: np.ndarray, delta: float, share: float, generator: np.random.Generator | None,
+    values: np.ndarray,
+    inside: np.ndarray,
+    delta: float,
+    share: float,
+    generator: np.random.Generator | None,
     method: str,
-) -> tuple[np.ndarray, np.ndarray, list[float]]:  # fmt: skip
+) -> tuple[np.ndarray, np.ndarray, list[float]]:
     if generator is None or not 0 < share < 1:
         raise ValueError(f"split={share}, generator={generator}: a share in (0, 1) and a generator are needed")
     chosen = np.zeros(len(values), dtype=bool)
@@ -275,8 +291,9 @@ def _split_trials(
     return values[~chosen], inside[~chosen], [best_threshold(values[chosen], inside[chosen], delta, method)]
 
 
-# Bounds from a secret drawn among very many, with a null that is known exactly. A game with two hypotheses won n times out of n shows no epsilon above ln n. Where the record is drawn at random from
-# many, say K, and every one of them has the same neighbour D0 (the data without the record), one look shows more:
+# Bounds from a secret drawn among very many, with a null that is known exactly. A game with two hypotheses won n times out
+# of n shows no epsilon above ln n. Where the record is drawn at random from many, say K, and every one of them has the same
+# neighbour D0 (the data without the record), one look shows more:
 # P(named) = mean over s of P(M(D_s) in A_s) <= e^epsilon mean over s of P(M(D0) in A_s) + delta, and the last mean is the
 # chance that a guess which knows nothing of s meets it, whatever the mechanism. For a direction s that is uniform on the
 # sphere and a guess v: cos(v, s) has the law of one coordinate of the sphere, (1 + Beta((m-1)/2, (m-1)/2)) scaled to

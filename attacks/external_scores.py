@@ -72,9 +72,13 @@ def arrays_to_worlds(arrays: Mapping[str, np.ndarray]) -> Worlds:
 
 
 def audit_scores(
-    path: str | Path, *, surface: Surface = Surface.GLOBAL_MODEL, delta: float = 1e-5, confidence: float = 0.95,
+    path: str | Path,
+    *,
+    surface: Surface = Surface.GLOBAL_MODEL,
+    delta: float = 1e-5,
+    confidence: float = 0.95,
     seed: int = 0,
-) -> list[Finding]:  # fmt: skip
+) -> list[Finding]:
     """Membership findings from the file's arrays: one for bare scores, else one per attack.
 
     Signals are read as logit-scaled confidences. Epsilon is the one-run bound: it holds if each record

@@ -1,6 +1,7 @@
 """How loops keep a GPU busy: values are read seldom, random numbers are sent in blocks, and batches fit the memory.
 
-A GPU's fastest kernels add in an order that changes from call to call; of pooling, a form that has a fixed one stands here.
+A GPU's fastest kernels add in an order that changes from call to call; ``average_pool`` is a
+form of pooling whose order is fixed.
 """
 
 from __future__ import annotations

@@ -75,4 +75,6 @@ def examine_low_bits(released: Tensor, std: float, step: float | None = None) ->
         return LowBits(len(near), int(is_off_lattice(values, step).sum()), step)
     bits, finest = lowest_set_bits(near), math.floor(math.log2(FINEST_STEP * std))
     off = int((bits < finest).sum())
-    return LowBits(len(near), off, 0.0 if off else 2.0 ** min(float(bits.min()) if len(bits) else NO_BIT, 1000.0))
+    return LowBits(
+        len(near), off, 0.0 if off else 2.0 ** (float(bits.min()) if bool((bits < NO_BIT).any()) else finest + 52)
+    )

@@ -18,10 +18,6 @@ from typing import Any
 
 import numpy as np
 
-# --- archive -----------------------------------------------------------------------------------
-# An npz file from someone else: what it declares is checked before any of it is unpacked.
-
-
 MAX_ARCHIVE_BYTES = 4 * 2**30  # bytes of all arrays together
 
 
@@ -50,12 +46,6 @@ def _read_npy_header(file: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     shape, _, dtype = read(file)
     return shape, dtype
-
-
-# --- contract ----------------------------------------------------------------------------------
-# Which public names a subclass may define: the hooks that its role declares, its own settings, nothing else.
-#
-# A hook that is not declared is never called, and an audit that skips it would under-report the leak.
 
 
 MISSPELLING_SIMILARITY = 0.8  # similarity (difflib's ratio) from which a setting's name is taken for a misspelt hook
@@ -90,13 +80,6 @@ def declared_hooks(cls: type) -> frozenset[str]:
     return frozenset(name for name, _ in _public_names(cls))
 
 
-# --- ranges ------------------------------------------------------------------------------------
-# Ranges of the settings of an attack or a method, checked when it is made; infinity and NaN lie in none of them.
-#
-# Each raises ValueError, one line, for the first field of ``settings`` that is out of its range. under: what stands before
-# the field's name in that line.
-
-
 def check_counts(settings: object, *names: str, least: int = 1, under: str = "") -> None:
     """Whole numbers of at least ``least``, numpy's among them."""
     for name in names:
@@ -119,6 +102,15 @@ def check_non_negative(settings: object, *names: str, under: str = "") -> None:
     for name in names:
         if not 0 <= getattr(settings, name) < inf:
             raise ValueError(f"{under}{name}={getattr(settings, name)!r}: a finite number from 0 is needed")
+
+
+def check_probability(settings: object, *names: str, under: str = "") -> None:
+    """Numbers in (0, 1]."""
+    for name in names:
+        value = getattr(settings, name)
+        number = isinstance(value, Real) and not isinstance(value, bool)
+        if not number or not 0 < value <= 1:
+            raise ValueError(f"{under}{name}={value!r}: a number in (0, 1] is needed")
 
 
 def check_below_one(settings: object, *names: str, under: str = "") -> None:

@@ -18,7 +18,7 @@ epsilon_shown: 3           # largest lower bound that attacks and tests gave, at
 tpr_at_fpr: {0.01: 0.05}   # members found by the strongest attack (lower bound) at 1 % false alarms
 auc: 0.6                   # of the strongest membership attack (lower bound)
 identified_records: 0      # single records that are found more often than by guessing
-psnr_gain: 1               # dB of rebuilt pictures above the best guess without the artifact
+psnr_gain: 1               # dB above the best guess without the artifact: of the typical rebuilt picture, or of the best that stands out
 verdicts: [consistent]     # of every surface: unprotected, untested, consistent, contradiction
 attacked: []               # surfaces that must have been attacked, as [update, global_model]
 not_decided: fail          # or pass: where the sample is too small for a limit, or nothing was measured
@@ -93,7 +93,7 @@ def _judge_runs(given: argparse.Namespace) -> int:
     for run, results in judged.items():
         print(f"{run}\n{limits.format_results(results)}")
     if given.junit:
-        limits.write_junit(given.junit, judged)
+        limits.write_junit(given.junit, judged, policy)
     if given.markdown:
         with given.markdown.open("a", encoding="utf-8") as summary:
             summary.write(limits.format_markdown(judged))
@@ -110,19 +110,23 @@ def _parse_limits(items: Sequence[str]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for item in items:
         name, is_set, value = item.partition("=")
-        if not is_set:
-            raise PolicyError(f"--fail-on {item}: LIMIT=VALUE is needed, as in auc=0.6 or tpr_at_fpr.0.01=0.05")
         head, _, rate = name.partition(".")
-        number = yaml.safe_load(value)
+        try:
+            number = yaml.safe_load(value)
+        except yaml.YAMLError:
+            is_set = ""
+        if not is_set or (rate and not isinstance(found.get(head, {}), dict)):
+            raise PolicyError(f"--fail-on {item}: LIMIT=VALUE is needed, as in auc=0.6 or tpr_at_fpr.0.01=0.05")
         found[head] = {**found.get(head, {}), rate: number} if rate else number
     return found
 
 
 def _run_folders(path: Path) -> list[Path]:
-    """A run's folder itself, or the finished runs right below a sweep's."""
+    """A run's folder itself, or those right below a sweep's; one that did not end is among them, and is refused when it is read."""
     if (path / "findings.json").exists() or not path.is_dir():
         return [path]
-    return sorted(file.parent for file in path.glob("*/findings.json"))
+    begun = (file for name in ("findings.json", "config.yaml", "point.json") for file in path.glob(f"*/{name}"))
+    return sorted({file.parent for file in begun})
 
 
 if __name__ == "__main__":

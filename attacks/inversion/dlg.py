@@ -56,9 +56,17 @@ class DLG(GradientInverter):
         return squared_distance
 
     def reconstruct(
-        self, model: nn.Module, gradients: list[Tensor], shape: tuple[int, int, int, int], *, labels: Tensor | None = None,
-        mean: Channelwise = 0.0, std: Channelwise = 1.0, generator: torch.Generator, local: LocalSteps = SINGLE_STEP,
-    ) -> Reconstruction:  # fmt: skip
+        self,
+        model: nn.Module,
+        gradients: list[Tensor],
+        shape: tuple[int, int, int, int],
+        *,
+        labels: Tensor | None = None,
+        mean: Channelwise = 0.0,
+        std: Channelwise = 1.0,
+        generator: torch.Generator,
+        local: LocalSteps = SINGLE_STEP,
+    ) -> Reconstruction:
         """Labels are those that the optimiser ends with."""
         check_gradient_request(gradients, list(model.parameters()), shape)
         pixels, victim = PixelScale(mean, std), Victim(model, local)

@@ -169,9 +169,9 @@ def _baseline_qualities(
 class ChanceOfGain:
     """How often a picture that knows nothing of a record but its class lies so many dB closer to it than all guesses.
 
-    Among ``searched`` guesses of that class it is the closest with the chance 1 / (searched + 1). How much closer the closest of many points is than the
-    next one follows a power law whose exponent is the dimension of the data (Facco, d'Errico, Rodriguez, Laio 2017):
-    ``dimension`` is its lower end at 97.5 %, from held-out records among the public ones. choices: records that a
+    Among ``searched`` guesses of that class it is the closest with the chance 1 / (searched + 1). How much closer the
+    closest of many points is than the next one follows a power law whose exponent is the dimension of the data (Facco,
+    d'Errico, Rodriguez, Laio 2017): ``dimension`` is its lower end at 97.5 %, from held-out records among the public ones. choices: records that a
     picture may choose among; each is one more try.
     """
 

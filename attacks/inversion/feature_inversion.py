@@ -106,9 +106,13 @@ class DecoderTraining:
         check_non_negative(self, "noise_std")
 
     def fit(
-        self, features: Tensor, images: Tensor, generator: torch.Generator, labels: Tensor | None = None,
+        self,
+        features: Tensor,
+        images: Tensor,
+        generator: torch.Generator,
+        labels: Tensor | None = None,
         classes: int = 0,
-    ) -> Decoder:  # fmt: skip
+    ) -> Decoder:
         """A decoder trained on pairs features (m, ...) and images (m, c, h, w) in [0, 1].
 
         labels: (m,), where those of the released features are known too; classes: how many there are, for the images
@@ -172,9 +176,13 @@ class WhiteBox:
         return torch.stack(gaps).sum(0)
 
     def optimise_images(
-        self, maps: Sequence[FeatureMap], released: Sequence[Tensor], start: Tensor, noise: float = 0.0,
+        self,
+        maps: Sequence[FeatureMap],
+        released: Sequence[Tensor],
+        start: Tensor,
+        noise: float = 0.0,
         doubt: float = 0.0,
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+    ) -> tuple[Tensor, Tensor]:
         """Best images (b, c, h, w) met from ``start`` and their residuals (b,).
 
         noise: standard deviation of each released number's Gaussian noise. Above 0 the images are the most probable
@@ -221,10 +229,15 @@ class FeatureInverter:
         object.__setattr__(self, "rung", KnowledgeLevel(self.rung))
 
     def invert_features(
-        self, released: Sequence[Tensor], public: Tensor, generator: torch.Generator, *,
-        maps: Sequence[FeatureMap] = (), shadows: Sequence[FeatureMap] = (),
+        self,
+        released: Sequence[Tensor],
+        public: Tensor,
+        generator: torch.Generator,
+        *,
+        maps: Sequence[FeatureMap] = (),
+        shadows: Sequence[FeatureMap] = (),
         labels: tuple[Tensor, Tensor] | None = None,
-    ) -> Reconstruction:  # fmt: skip
+    ) -> Reconstruction:
         """Images of the records behind ``released``: one tensor (b, ...) a round, rows in step.
 
         public: (m, c, h, w) public images; maps: the rounds' true maps (rungs knows_map and
@@ -246,9 +259,13 @@ class FeatureInverter:
         return Reconstruction(images, torch.full((len(images),), -1, device=images.device), float(residual.mean()))
 
     def _decode_features(
-        self, released: Sequence[Tensor], maps: Sequence[FeatureMap], public: Tensor, generator: torch.Generator,
+        self,
+        released: Sequence[Tensor],
+        maps: Sequence[FeatureMap],
+        public: Tensor,
+        generator: torch.Generator,
         labels: tuple[Tensor, Tensor] | None,
-    ) -> tuple[Tensor, float]:  # fmt: skip
+    ) -> tuple[Tensor, float]:
         """Mean of the rounds' decoders, each of which sees the same records through another map, and its error.
 
         error: root mean square on a fifth of the public images, which the decoders are not fitted to where it is

@@ -94,9 +94,9 @@ class InvertingGradients(DescentInverter):
     iterations: steps; tv: weight of total variation; restarts: starts from fresh noise, chosen by
     the objective without total variation; lr: step in units of the model's inputs; signed: Adam on
     the gradient's sign; patience, schedule: see SignedAdam (0 and "steps" are the published ones);
-    soften: ReLUs begin as softplus of this sharpness (0: never), see ``softened``;
+    soften: ReLUs begin as softplus of this sharpness (0: never), see ``soften_relus``;
     batchnorm: weight of batch-norm statistics where they are known (Yin et al. 2021, eq. 8);
-    objective: the distance of two gradients, "cosine" (published) or "absolute" (see ``objectives``). On ReLU networks
+    objective: the distance of two gradients, "cosine" (published) or "absolute" (see ``OBJECTIVES``). On ReLU networks
     absolute values with lr 0.03 and a cosine schedule reconstruct records far better (benchmarks/inversion.py).
     """
 
@@ -106,7 +106,7 @@ class InvertingGradients(DescentInverter):
     lr: float = 0.1
     signed: bool = True
     patience: int = 0
-    objective: str = "cosine"
+    objective: Literal["cosine", "absolute"] = "cosine"
     schedule: Literal["steps", "cosine"] = "steps"
     batchnorm: float = 1e-2
     soften: float = 0.0
@@ -142,11 +142,20 @@ class InvertingGradients(DescentInverter):
         return whole if statistics else record_if_long(matching, self.iterations), 0.0
 
     def reconstruct_each(
-        self, model: nn.Module, gradients: Sequence[Sequence[Tensor] | Tensor], shape: tuple[int, int, int, int], *,
-        labels: Tensor | None = None, mean: Channelwise = 0.0, std: Channelwise = 1.0, generator: torch.Generator,
-        local: LocalSteps = SINGLE_STEP, start: Tensor | None = None, spread: float = 1.0,
+        self,
+        model: nn.Module,
+        gradients: Sequence[Sequence[Tensor] | Tensor],
+        shape: tuple[int, int, int, int],
+        *,
+        labels: Tensor | None = None,
+        mean: Channelwise = 0.0,
+        std: Channelwise = 1.0,
+        generator: torch.Generator,
+        local: LocalSteps = SINGLE_STEP,
+        start: Tensor | None = None,
+        spread: float = 1.0,
         statistics: LayerStatistics | None = None,
-    ) -> list[Reconstruction]:  # fmt: skip
+    ) -> list[Reconstruction]:
         """``reconstruct`` for k updates of one model at once: gradients[i] holds parameter i's k gradients.
 
         labels: (k, b). start: images (b, c, h, w) in [0, 1] that all begin with, else black, with
@@ -158,9 +167,14 @@ class InvertingGradients(DescentInverter):
         return self._solve_problems([posed], pixels, generator, local, statistics)[0]
 
     def reconstruct_models(
-        self, models: Sequence[nn.Module], gradients: Sequence[Sequence[Sequence[Tensor] | Tensor]],
-        shape: tuple[int, int, int, int], *, generators: Sequence[torch.Generator], local: LocalSteps = SINGLE_STEP,
-    ) -> list[list[Reconstruction]]:  # fmt: skip
+        self,
+        models: Sequence[nn.Module],
+        gradients: Sequence[Sequence[Sequence[Tensor] | Tensor]],
+        shape: tuple[int, int, int, int],
+        *,
+        generators: Sequence[torch.Generator],
+        local: LocalSteps = SINGLE_STEP,
+    ) -> list[list[Reconstruction]]:
         """``reconstruct_each`` of several models at once, with the same images up to rounding (but for searches that
         turn non-finite and start afresh: their new noise is the first generator's, and the others wait for a step).
 

@@ -76,8 +76,8 @@ class GradientInversion(Attack):
                 models, streams = [asked[i].model for i in rows], [generators[i] for i in rows]
                 stacked = [[torch.stack(part) for part in zip(*asked[i].gradients)] for i in rows]
                 found |= zip(rows, method.reconstruct_models(models, stacked, shape, generators=streams, local=local))
-        rest = {i: self._solve_one_by_one(asked[i], generators[i]) for i in range(len(asked)) if i not in found}
-        return [self._build_evidence(one, (found | rest)[i]) for i, one in enumerate(asked)]
+        found |= {i: self._solve_one_by_one(asked[i], generators[i]) for i in range(len(asked)) if i not in found}
+        return [self._build_evidence(one, found[i]) for i, one in enumerate(asked)]
 
     def _pose_problem(self, view: View) -> _GradientProblem:
         captures = view.captures[: self.captures]

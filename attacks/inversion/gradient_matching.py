@@ -263,9 +263,14 @@ def draw_normal_like(images: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def minimise_objective(
-    slope: MatchingObjective, start: Tensor, rule: SignedAdam, box: tuple[Tensor, Tensor], generator: torch.Generator,
-    every: int = 50, skip: float = 0.0,
-) -> DescentTrace:  # fmt: skip
+    slope: MatchingObjective,
+    start: Tensor,
+    rule: SignedAdam,
+    box: tuple[Tensor, Tensor],
+    generator: torch.Generator,
+    every: int = 50,
+    skip: float = 0.0,
+) -> DescentTrace:
     """Minimise ``slope``'s objective from ``start`` (r, b, c, h, w) inside ``box``; keeps the best iterates.
 
     skip: share of the iterations whose iterates are not kept, because the objective is still another one.
@@ -407,7 +412,8 @@ def record_if_long(matching: GradientMatching, iterations: int) -> MatchingObjec
 
 
 class GradientInverter(ABC):
-    """A search for images whose gradient is the observed one; ``distance`` is what it calls near."""
+    """A search for images whose gradient is the observed one; ``distance`` measures how near a
+    candidate's gradient is."""
 
     @property
     @abstractmethod
@@ -415,9 +421,17 @@ class GradientInverter(ABC):
 
     @abstractmethod
     def reconstruct(
-        self, model: nn.Module, gradients: list[Tensor], shape: tuple[int, int, int, int], *, labels: Tensor | None = None,
-        mean: Channelwise = 0.0, std: Channelwise = 1.0, generator: torch.Generator, local: LocalSteps = SINGLE_STEP,
-    ) -> Reconstruction:  # fmt: skip
+        self,
+        model: nn.Module,
+        gradients: list[Tensor],
+        shape: tuple[int, int, int, int],
+        *,
+        labels: Tensor | None = None,
+        mean: Channelwise = 0.0,
+        std: Channelwise = 1.0,
+        generator: torch.Generator,
+        local: LocalSteps = SINGLE_STEP,
+    ) -> Reconstruction:
         """Images (b, c, h, w) in [0, 1] whose gradient is nearest to ``gradients``.
 
         gradients: in the order of ``model.parameters()``; for a multi-step update
@@ -455,20 +469,35 @@ class DescentInverter(GradientInverter):
         """What is minimised, and the share of the iterations whose iterates are not kept."""
 
     def reconstruct(
-        self, model: nn.Module, gradients: list[Tensor], shape: tuple[int, int, int, int], *, labels: Tensor | None = None,
-        mean: Channelwise = 0.0, std: Channelwise = 1.0, generator: torch.Generator, local: LocalSteps = SINGLE_STEP,
+        self,
+        model: nn.Module,
+        gradients: list[Tensor],
+        shape: tuple[int, int, int, int],
+        *,
+        labels: Tensor | None = None,
+        mean: Channelwise = 0.0,
+        std: Channelwise = 1.0,
+        generator: torch.Generator,
+        local: LocalSteps = SINGLE_STEP,
         statistics: LayerStatistics | None = None,
-    ) -> Reconstruction:  # fmt: skip
+    ) -> Reconstruction:
         """statistics: of the victim's batches at each batch-norm layer."""
         pixels, each = PixelScale(mean, std), None if labels is None else labels[None]
         posed = self._pose_problems(model, [[g] for g in gradients], shape, pixels, each, generator, local)
         return self._solve_problems([posed], pixels, generator, local, statistics)[0][0]
 
     def _pose_problems(
-        self, model: nn.Module, gradients: Sequence[Sequence[Tensor] | Tensor], shape: tuple[int, int, int, int],
-        pixels: PixelScale, labels: Tensor | None, generator: torch.Generator, local: LocalSteps,
-        start: Tensor | None = None, spread: float = 1.0,
-    ) -> MatchingProblems:  # fmt: skip
+        self,
+        model: nn.Module,
+        gradients: Sequence[Sequence[Tensor] | Tensor],
+        shape: tuple[int, int, int, int],
+        pixels: PixelScale,
+        labels: Tensor | None,
+        generator: torch.Generator,
+        local: LocalSteps,
+        start: Tensor | None = None,
+        spread: float = 1.0,
+    ) -> MatchingProblems:
         """One model's problems: their labels where none are given, and where every search begins."""
         stacked = [torch.stack(list(g)).detach() for g in gradients]
         k = len(stacked[0])
@@ -483,9 +512,13 @@ class DescentInverter(GradientInverter):
         return MatchingProblems(model, repeated, labels.to(stacked[0].device), starts)
 
     def _solve_problems(
-        self, posed: Sequence[MatchingProblems], pixels: PixelScale, generator: torch.Generator, local: LocalSteps,
+        self,
+        posed: Sequence[MatchingProblems],
+        pixels: PixelScale,
+        generator: torch.Generator,
+        local: LocalSteps,
         statistics: LayerStatistics | None = None,
-    ) -> list[list[Reconstruction]]:  # fmt: skip
+    ) -> list[list[Reconstruction]]:
         """The reconstructions of every model's problems, from one descent on all of them."""
         starts, labels = torch.cat([one.starts for one in posed]), torch.cat([one.labels for one in posed])
         victim, count = Victim(posed[0].model, local), self.start_count

@@ -207,9 +207,13 @@ class LabelCounts(Attack):
 
 @accepts_numpy
 def guess_labels(
-    model: nn.Module, gradients: Sequence[Tensor], shape: tuple[int, int, int, int], pixels: PixelScale,
-    local: LocalSteps, generator: torch.Generator,
-) -> Tensor:  # fmt: skip
+    model: nn.Module,
+    gradients: Sequence[Tensor],
+    shape: tuple[int, int, int, int],
+    pixels: PixelScale,
+    local: LocalSteps,
+    generator: torch.Generator,
+) -> Tensor:
     """Labels (b,) from the gradients alone; predicted probabilities come from noise images."""
     noise = pixels.to_input(torch.rand((64, *shape[1:]), generator=generator, device=generator.device))
     scale = sgd_displacement(local.steps, local.momentum)

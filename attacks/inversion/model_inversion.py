@@ -38,9 +38,15 @@ class MiFace:
         check_positive(self, "lr")
 
     def reconstruct(
-        self, model: nn.Module, labels: Tensor, shape: tuple[int, int, int], *, mean: Channelwise = 0.0,
-        std: Channelwise = 1.0, start: Tensor | None = None,
-    ) -> Reconstruction:  # fmt: skip
+        self,
+        model: nn.Module,
+        labels: Tensor,
+        shape: tuple[int, int, int],
+        *,
+        mean: Channelwise = 0.0,
+        std: Channelwise = 1.0,
+        start: Tensor | None = None,
+    ) -> Reconstruction:
         """One image (c, h, w) in [0, 1] for each of ``labels`` (b,); all descend in one batch.
 
         The model must be in evaluation mode (its images then do not depend on each other), else

@@ -88,9 +88,13 @@ class Victim:
         return F.cross_entropy(functional_call(self.model, {**parameters, **buffers}, (images,)), labels)
 
     def simulated_gradients(
-        self, images: Tensor, labels: Tensor, *, functional: bool = False,
+        self,
+        images: Tensor,
+        labels: Tensor,
+        *,
+        functional: bool = False,
         parameters: Mapping[str, Tensor] | None = None,
-    ) -> list[Tensor]:  # fmt: skip
+    ) -> list[Tensor]:
         """(theta_0 - theta_T) / lr as a differentiable function of the images.
 
         With one step this is the gradient itself. labels: (b,) classes or (b, C) probabilities.

@@ -18,8 +18,6 @@ from torch import Tensor, nn
 from attacks.inversion.evaluation import _require_images, compare_with_records
 from attacks.types import Adversary, Attack, Evidence, Family, Finding, Surface, Truth, View
 
-# What a client could notice: a model in which most of what it sends stems from single records.
-#
 # After the disaggregation signal-to-noise ratio of Garov, Dimitrov, Jovanovic and Vechev ("Hiding in Plain Sight", ICLR
 # 2024): the client looks at its own records' gradients before it sends their sum.
 

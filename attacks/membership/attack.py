@@ -269,11 +269,12 @@ GUESS_SHARES = (0.1, 0.5, 1.0)  # fixed before any score is seen; they share alp
 
 
 def check_shadow_signals(
-    signals: Tensor, masks: Tensor, target: Tensor, *dimensions: int
+    signals: Tensor, masks: Tensor, target: Tensor, *dimensions: int, finite: bool = True
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Signals of shadow models (K, n) or, of q a record, (K, n, q), their masks (K, n) and the target's signals, in float64.
 
-    Raises ValueError for NaN and infinity, and for other shapes; dimensions: that the signals may have.
+    Raises ValueError for NaN, for infinity where they have to be ``finite``, and for other shapes; dimensions: that the
+    signals may have.
     """
     x, mask, t = torch.as_tensor(signals).double(), torch.as_tensor(masks), torch.as_tensor(target).double()
     if x.ndim not in dimensions or mask.dtype != torch.bool or mask.shape != x.shape[:2] or t.shape != x.shape[1:]:
@@ -282,7 +283,7 @@ def check_shadow_signals(
             f"signals {tuple(x.shape)}, masks {tuple(mask.shape)} {mask.dtype}, target {tuple(t.shape)}: signals {wanted}, "
             "masks (K, n) bool and a target like one of the signals are needed"
         )
-    if not (torch.isfinite(x).all() and torch.isfinite(t).all()):
+    if any(torch.isnan(one).any() or (finite and torch.isinf(one).any()) for one in (x, t)):
         raise ValueError("signals or target hold NaN or infinity")
     return x, mask, t
 
@@ -301,9 +302,14 @@ def score_leave_one_out(score: Callable[[Tensor, Tensor, Tensor], Tensor], signa
 
 
 def membership_measures(
-    scores: Tensor, worlds: Worlds, *, delta: float, generator: np.random.Generator, confidence: float = 0.95,
+    scores: Tensor,
+    worlds: Worlds,
+    *,
+    delta: float,
+    generator: np.random.Generator,
+    confidence: float = 0.95,
     targets: int = 1,
-) -> tuple[dict[str, Any], dict[str, Tensor]]:  # fmt: skip
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """The measures and figures of a membership finding from ``scores`` (K, n).
 
     ROC, AUC and TPR pool all K leave-one-world-out targets. Their intervals are clustered two ways,
@@ -342,9 +348,13 @@ def membership_measures(
 
 
 def one_run_bound(
-    scores: Tensor, masks: Tensor, delta: float, generator: np.random.Generator, confidence: float = 0.95,
+    scores: Tensor,
+    masks: Tensor,
+    delta: float,
+    generator: np.random.Generator,
+    confidence: float = 0.95,
     targets: int = 1,
-) -> Bound:  # fmt: skip
+) -> Bound:
     """The largest one-run bound over the first ``targets`` rows at confidence 1 - alpha / targets each."""
     if not 1 <= targets <= len(masks):
         raise ValueError(f"targets={targets}: between 1 and the {len(masks)} worlds")

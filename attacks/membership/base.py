@@ -29,7 +29,7 @@ def base(log_probs: Tensor, masks: Tensor, target: Tensor, *, temperature: float
     Log-probabilities are divided by ``temperature`` first. Online takes all shadow models; offline only
     those trained without the record (all, if there are none). ValueError: bad shapes, NaN, temperature.
     """
-    x, mask, t = check_shadow_signals(log_probs, masks, target, 2)
+    x, mask, t = check_shadow_signals(log_probs, masks, target, 2, finite=False)
     if not temperature > 0:
         raise ValueError(f"temperature={temperature}: a positive number is needed")
     if x.max() > 1e-6 or t.max() > 1e-6:

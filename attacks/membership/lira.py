@@ -43,9 +43,15 @@ class SideStatistics:
 
 @accepts_numpy
 def lira(
-    signals: Tensor, masks: Tensor, target: Tensor, *, online: bool = True, variance: Variance = "auto",
-    centre: Literal["mean", "median"] = "mean", offline_test: Literal["logcdf", "logpdf"] = "logcdf",
-) -> Tensor:  # fmt: skip
+    signals: Tensor,
+    masks: Tensor,
+    target: Tensor,
+    *,
+    online: bool = True,
+    variance: Variance = "auto",
+    centre: Literal["mean", "median"] = "mean",
+    offline_test: Literal["logcdf", "logpdf"] = "logcdf",
+) -> Tensor:
     """Log-likelihood ratio of membership per record (n,), float64, larger = member.
 
     signals (K, n) or (K, n, q) for q queries a record: each shadow model's signal; masks (K, n) bool;

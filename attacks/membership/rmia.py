@@ -22,9 +22,17 @@ MIN_PROBABILITY = 1e-300
 
 @accepts_numpy
 def rmia(
-    probs: Tensor, masks: Tensor, target: Tensor, *, z_probs: Tensor | None = None, z_target: Tensor | None = None,
-    gamma: float = 1.0, a: float = 0.3, online: bool = True, tie_break: bool = True,
-) -> Tensor:  # fmt: skip
+    probs: Tensor,
+    masks: Tensor,
+    target: Tensor,
+    *,
+    z_probs: Tensor | None = None,
+    z_target: Tensor | None = None,
+    gamma: float = 1.0,
+    a: float = 0.3,
+    online: bool = True,
+    tie_break: bool = True,
+) -> Tensor:
     """Score per record (n,), float64, larger = member.
 
     probs (K, n) true-label probabilities in [0, 1] of the shadow models, masks (K, n) bool, target

@@ -36,9 +36,16 @@ def top_k_features(logits: Tensor, labels: Tensor, k: int = 3) -> Tensor:
 
 @accepts_numpy
 def shadow_classifier(
-    features: Tensor, masks: Tensor, target: Tensor, labels: Tensor, *, kind: ClassifierKind = "mlp", seed: int = 0,
-    iterations: int = 60, limit: int = 4000,
-) -> Tensor:  # fmt: skip
+    features: Tensor,
+    masks: Tensor,
+    target: Tensor,
+    labels: Tensor,
+    *,
+    kind: ClassifierKind = "mlp",
+    seed: int = 0,
+    iterations: int = 60,
+    limit: int = 4000,
+) -> Tensor:
     """Log-odds of membership for target records (t, n, d) -> (t, n), learned on shadow models.
 
     features (K, n, d) and masks (K, n) bool of the shadows, labels (n,). Shokri et al. train one

@@ -187,8 +187,10 @@ def _attack_failure(job: AttackJob, error: Exception) -> AttackFailed:
 
 
 def collect_attack_jobs(
-    views: Iterable[tuple[View, Truth, str]], chosen: Iterable[tuple[View, Truth, str, str, Attack]], attacks: Mapping[str, Attack]
-) -> list[AttackJob]:  # fmt: skip
+    views: Iterable[tuple[View, Truth, str]],
+    chosen: Iterable[tuple[View, Truth, str, str, Attack]],
+    attacks: Mapping[str, Attack],
+) -> list[AttackJob]:
     """Every attack on every view that it reads. views: each with its truth and note; chosen: with the attack that it is for."""
     found = [
         AttackJob(view, truth, note, name, attack)

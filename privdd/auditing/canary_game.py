@@ -74,8 +74,13 @@ class TranscriptReader:
             self.drawn[name] = coins
 
     def on_release(
-        self, mechanism: Mechanism, name: str, output: Output | None, partition: str | None = None, given: Tensors | None = None
-    ) -> Tensors:  # fmt: skip
+        self,
+        mechanism: Mechanism,
+        name: str,
+        output: Output | None,
+        partition: str | None = None,
+        given: Tensors | None = None,
+    ) -> Tensors:
         rows = given or {}
         value = mechanism(rows, ZERO_NOISE).value if self.observed is None else self.observed.outputs[self.answered]
         self.note(ObservedRelease(name, partition, rows, self.drawn.get(name), value))

@@ -26,7 +26,7 @@ from privdd.auditing.adversary_view import MAX_BLOCK_BYTES, MAX_MATRIX_BYTES
 from privdd.auditing.noised_sums import federation_count, replay_count
 from privdd.auditing.shadow_models import count_shared_rounds, prefers_wide_network
 from privdd.core.loop_timing import LOOP_ALLOWANCE, TruncatedLoops, truncate_loops
-from privdd.core.types import Received
+from privdd.core.types import Received, Records
 from privdd.core.validation import BadConfig
 from privdd.federated.evaluation import measure_accuracy
 from privdd.federated.experiment import Experiment
@@ -173,9 +173,6 @@ def format_bytes(size: float) -> str:
     raise AssertionError("unreachable")
 
 
-# --- time of a round ---------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class RoundTiming:
     """CPU seconds of a round: of a usual client's work, of the audited client's, of the server's."""
@@ -220,8 +217,12 @@ def _answer_of(answer: StepResult, client: int) -> StepResult:
 
 
 def time_rounds(experiment: Experiment, seconds: float) -> tuple[dict[int, RoundTiming], bool]:
-    """Round -> its cost, and whether the audited client remembers, so that a replay runs its earlier rounds too: the first and second of each kind (a first one computes what is kept) and the last (it may
-    publish what takes long), in this order while ``seconds`` of CPU are not spent; their results are thrown away."""
+    """(round -> its cost, whether the audited client remembers, so that a replay runs its earlier rounds too).
+
+    Timed are the first and second round of each kind (a first one computes what is kept) and the last (it may publish
+    what takes long), in this order while ``seconds`` of CPU are not spent. Accuracy is timed on a few test records.
+    Results are thrown away.
+    """
     plan, began, timed = experiment.plan, time.process_time(), dict[int, RoundTiming]()
     with truncate_loops(LOOP_ALLOWANCE) as loops, torch_threads(experiment.engine.threads), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the run itself warns
@@ -231,11 +232,26 @@ def time_rounds(experiment: Experiment, seconds: float) -> tuple[dict[int, Round
             if needed or time.process_time() - began < seconds:
                 clock = loops.cpu_seconds()
                 progress = run_round(plan, _progress_at(progress, t), experiment.shards, engine)[0]
-                measure_accuracy(plan, progress, experiment.test_records, experiment.shards)
                 took = engine.took
                 server, usual = loops.cpu_seconds() - clock - sum(took.values()), next(iter(took.values()))
+                server += _accuracy_seconds(experiment, progress)
                 timed[t] = RoundTiming(usual, took.get(plan.victim, usual), max(server, 0.0))
     return timed, any(plan.method.audit_hooks.remembers(t, progress.memories.get(plan.victim, {})) for t in timed)
+
+
+def _accuracy_seconds(experiment: Experiment, progress: Progress) -> float:
+    """CPU seconds that accuracy takes after a round, from a few test records of each set."""
+    began, whole, personal = time.process_time(), experiment.test_records, [one.test for one in experiment.shards]
+    few = [_few_records(test) for test in (whole, *personal)]
+    shards = [replace(one, test=test) for one, test in zip(experiment.shards, few[1:])]
+    measure_accuracy(experiment.plan, progress, few[0], shards)
+    is_global = experiment.plan.method.audit_hooks.accuracy_kind == "global"
+    all_tests, timed = ([whole], few[:1]) if is_global else (personal, few[1:])
+    return (time.process_time() - began) * sum(map(len, all_tests)) / max(1, sum(map(len, timed)))
+
+
+def _few_records(test: Records) -> Records:
+    return test.take(range(min(len(test), TIMED_TEST_RECORDS)))
 
 
 def rounds_to_time(plan: Plan) -> dict[int, bool]:
@@ -260,7 +276,6 @@ def timing_of_round(plan: Plan, timed: Mapping[int, RoundTiming], t: int) -> Rou
     return timed[max(alike or known)]
 
 
-# --- estimate ----------------------------------------------------------------------------------
 # What was measured on digits, in CPU seconds of one core.
 
 
@@ -271,11 +286,10 @@ GRADIENT_SIGNAL_SECONDS, SIGNAL_SECONDS = 0.4, 0.15  # all membership attacks, f
 TEST_SECONDS = 0.4  # all guarantee tests, for each of ``slow_runs``
 SHARED_SHARE, WIDE_SHARE = 0.3, 0.6  # of a replay: one of several that share their work, or train as one wide network
 SEARCH_LENGTHS = ("iterations", "steps")  # settings of an attack, at any depth
-MIN_ANNOUNCED_SECONDS, ANNOUNCEMENT_SECONDS = (
-    60.0,
-    2.0,
-)  # what is worth a line before a run, and what that line may take
+MIN_ANNOUNCED_SECONDS = 60.0  # shorter runs are not announced
+ANNOUNCEMENT_SECONDS = 2.0  # of CPU, that the announcement may take
 DRY_RUN_SECONDS = 30.0
+TIMED_TEST_RECORDS = 250
 
 
 @dataclass(frozen=True)
@@ -404,12 +418,15 @@ def longest_search(attack: Any) -> int:
     return max([*own, *map(longest_search, held.values())], default=0)
 
 
+def trains_by_own_code(experiment: Experiment) -> bool:
+    """Whether rounds run a user's own code, of which no loop can be cut short."""
+    method = experiment.plan.method
+    return isinstance(method, OwnTraining) or not type(method).__module__.startswith("privdd.")
+
+
 def describe_estimate(experiment: Experiment, attacks: Mapping[str, Attack]) -> str:
     """ "estimated ..." for a run above a minute, else "". A client of somebody else's code, or machine, is not timed."""
-    own = isinstance(experiment.plan.method, OwnTraining) or not type(experiment.plan.method).__module__.startswith(
-        "privdd."
-    )
-    if experiment.engine.clients_remember or own:
+    if experiment.engine.clients_remember or trains_by_own_code(experiment):
         return ""
     cost = estimate_cost(experiment, attacks, ANNOUNCEMENT_SECONDS)
     if cost.wall_seconds < MIN_ANNOUNCED_SECONDS:

@@ -108,9 +108,12 @@ def _covered_surfaces(method: Method, attacks: Mapping[str, Attack], audit: Audi
 
 
 def _suggest_attacks(
-    method: Method, attacks: Mapping[str, Attack], known: Mapping[str, Attack], missing: Sequence[str],
-    audit: AuditSettings
-) -> list[str]:  # fmt: skip
+    method: Method,
+    attacks: Mapping[str, Attack],
+    known: Mapping[str, Attack],
+    missing: Sequence[str],
+    audit: AuditSettings,
+) -> list[str]:
     """A small set of known attacks that covers all of ``missing``; empty if no such set exists."""
     reach = {
         name: _covered_surfaces(method, {name: attack}, audit) for name, attack in known.items() if name not in attacks

@@ -48,7 +48,7 @@ def certified_entries(findings: Sequence[Finding]) -> dict[str, Any]:
 def certified_entries_of_surface(
     victim: int, ledger: Ledger, surface: str, findings: Sequence[Finding]
 ) -> dict[str, Any]:
-    """The certified entries of one surface: those of the run if the surface was computed from all that the audited client spends, else none."""
+    """The certified entries of one surface: those of the run if all that the audited client spends lies behind this surface, else none."""
     spent = {row.id for row in ledger.releases if row.client == victim and row.is_protected}
     return certified_entries(findings) if spent and spent <= ledger.behind([surface]) else {}
 
@@ -457,9 +457,12 @@ def finding_row(finding: Finding, stated: float | None) -> dict[str, Any]:
 
 
 def write_audit(
-    folder: RunFolder, audited: AuditState, argv: Sequence[str], commands: Sequence[AttackCommand] = (),
-    asked: Collection[str] = ()
-) -> Findings:  # fmt: skip
+    folder: RunFolder,
+    audited: AuditState,
+    argv: Sequence[str],
+    commands: Sequence[AttackCommand] = (),
+    asked: Collection[str] = (),
+) -> Findings:
     """findings.json last: a folder that holds it is a finished run.
 
     commands: of earlier commands; asked: the attacks that this one asked for.

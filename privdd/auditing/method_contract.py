@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attacks.types import Adversary, Family, Finding, Surface
+from attacks.types import Finding, Surface
 from privdd.auditing.adversary_view import AdversaryView
 from privdd.auditing.coverage import MESSAGES_PART
 from privdd.auditing.dp_tests.instrumentation import compare_traces, trace_round, zero_out_others
@@ -52,9 +52,14 @@ class CheckedRound:
 
 
 def check_method(
-    method: Method, *, mechanisms: Mapping[str, Mechanism] | None = None, shape: tuple[int, int, int] = (1, 8, 8),
-    classes: int = 3, records: int = 24, seed: int = 0
-) -> None:  # fmt: skip
+    method: Method,
+    *,
+    mechanisms: Mapping[str, Mechanism] | None = None,
+    shape: tuple[int, int, int] = (1, 8, 8),
+    classes: int = 3,
+    records: int = 24,
+    seed: int = 0,
+) -> None:
     """Run a few rounds of a method and raise BrokenContract, one line for each thing that is wrong.
 
     Checked: it is a ``Method``; its uploads are declared and finite, can be read by an attack, and depend on
@@ -87,9 +92,7 @@ def contract_findings(subject: GuaranteeSubject) -> Iterator[Finding]:
     leaks = [line for line in lines if line.endswith(TELLING) or " tells about the records" in line]
     note = f"on a small federation of random images: {(leaks or lines)[0]}"
     verdict: dict[str, Any] = {"refuted": True} if leaks else {"untested": {MESSAGES_PART: note}}
-    diagnostics = {"unit": subject.ledger.unit, **verdict}
-    measures = {"signal": ", ".join(names), "n": 1, "note": note, "diagnostics": diagnostics}
-    yield Finding(subject.surface_of(names[-1]), INTERFERENCE_TEST, Family.GUARANTEE, Adversary.ANALYST, measures)
+    yield subject.run_finding(INTERFERENCE_TEST, names[-1], 1, note, verdict).with_measures(signal=", ".join(names))
 
 
 def _random_shards(shape: tuple[int, int, int], classes: int, records: int, seed: int) -> list[Shard]:

@@ -1,7 +1,7 @@
 """Replays of the audited client, each the source of one shadow model: the membership game, its replays, and recovered noise logs.
 
-In each replay every audited record is in or out by a fair coin flip. Replay 0 is the run that really happened: its
-coins were flipped before training. Against the server only the audited client's own steps depend on the coins,
+In each replay every audited record is in or out by a fair coin flip. Each replay is called a world
+in code and settings; world 0 is the run that really happened, whose coins were flipped before training. Against the server only the audited client's own steps depend on the coins,
 because the server knows what it broadcast. So a replay costs that client's steps from its first remembered round,
 not the training of a whole federation.
 """
@@ -69,7 +69,7 @@ def draw_membership_game(
     """Draw the audited ``records`` (at most three quarters of the client's) and their coin flips in K worlds.
 
     The coin flips are secret, independent and fair. At least one record is never audited, so that the client never
-    trains on nothing. tail: what ``with_tail`` did to the shard, with the same keys.
+    trains on nothing. tail: what made audited records hard to fit, with the same keys.
     """
     size = len(shard.train)
     if size < 4:

@@ -348,9 +348,12 @@ def single_record_view(run: FinishedRun, round: int, records: Sequence[int]) -> 
 
 
 def signals_to_worlds(
-    stacked: Mapping[str, Tensor], surface: str, game: MembershipGame, public: Records,
-    rounds: Mapping[str, Tensor] | None = None
-) -> Worlds:  # fmt: skip
+    stacked: Mapping[str, Tensor],
+    surface: str,
+    game: MembershipGame,
+    public: Records,
+    rounds: Mapping[str, Tensor] | None = None,
+) -> Worlds:
     """The (K, n) signals of one surface, with the membership masks and a control that never sees the artifact."""
     mine = _signals_of_surface(stacked, surface)
     logits, population = mine.pop("logits", None), mine.pop("public_logits", None)

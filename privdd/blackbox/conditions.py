@@ -157,7 +157,12 @@ def _moved_number(rows: np.ndarray, axis: np.ndarray) -> np.ndarray:
 def check_low_bits(
     mechanism: BlackBox, stated: CheckedClaim, tried: InputShapes, clock: CallBudget, confidence: float
 ) -> list[SingleTestResult]:
-    """One row: whether low bits alone tell a record from its absence."""
+    """One row: whether low bits alone tell a record from its absence.
+
+    x + noise in floating point keeps the grid of x where they nearly cancel (Mironov 2012; Jin et al. 2022), as all such noise
+    without a public lattice does. A statement is taken to be about real numbers, so that this is a condition of it, unless
+    it says ``stated.low_bits=true``; then a bound from the lowest bit of each number decides.
+    """
     small = replace(tried, structures=tried.structures[-1:], tables=tried.tables[:1])  # few numbers: the record is most
     every = neighbouring_pairs(mechanism.kind, stated.relation, small)
     chosen = [p for p in every if "one number" in p.says][:TRIED] or every[:1]

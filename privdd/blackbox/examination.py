@@ -211,9 +211,13 @@ class Examination(IdentificationStages, UnevenNoiseStage, NoiseTailStage, LawCon
         return trained, fresh
 
     def _bound_pair(
-        self, pair: NeighbouringInputs, depth: int, around: Callable[[Data], list[Data]], name: str,
-        share: float | None = None
-    ) -> None:  # fmt: skip
+        self,
+        pair: NeighbouringInputs,
+        depth: int,
+        around: Callable[[Data], list[Data]],
+        name: str,
+        share: float | None = None,
+    ) -> None:
         """Every bound on one pair."""
         try:
             sides = self._draw_sides(pair, depth, around, share or SHARES.get(depth, USUAL))

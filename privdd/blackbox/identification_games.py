@@ -42,7 +42,7 @@ class GameSetting:
         return s / np.linalg.norm(s, axis=1, keepdims=True)
 
 
-def bound_from_pieces(records: np.ndarray, outputs: np.ndarray, asked: float, level: BoundLevel) -> float | None:
+def bound_from_pieces(records: np.ndarray, outputs: np.ndarray, log_chance: float, level: BoundLevel) -> float | None:
     """Lower bound on epsilon from unit records (n, m) and releases (n, M); None where M is no multiple of m, or m < 3.
 
     A release is cut into pieces as long as the record. Where its noise is missing, a piece is the record, scaled; where the same
@@ -53,7 +53,6 @@ def bound_from_pieces(records: np.ndarray, outputs: np.ndarray, asked: float, le
     n, m = records.shape
     if m < 3 or not outputs.shape[1] or outputs.shape[1] % m:
         return None
-    log_chance = max(-(asked + ROOM), LEAST)
     won = int(pieces_along_record(records, outputs, log_chance).sum())
     return bound_from_identifications(won, n, -log_chance, delta=level.delta, confidence=level.confidence)
 
@@ -169,7 +168,7 @@ def play_direction_game(
     if len(shapes) != 1 or not found[0].size:
         return DirectionGameResult(0.0, 0.0, game.says, count)
     rows = np.concatenate(found)
-    pieces = bound_from_pieces(s, rows.reshape(count, -1), setting.asked, level)
+    pieces = bound_from_pieces(s, rows.reshape(count, -1), setting.log_chance, level)
     outputs = rows.sum(1)
     learn, choose = count // 2, count * 6 // 10
     decode, worst = _fit_decoder(s[:learn], outputs[:learn])
@@ -267,7 +266,7 @@ def bound_hidden_call(setting: GameSetting, game: DirectionGame, count: int, cal
         rows.append(draw_transcripts(setting.mechanism, inputs, 1, setting.clock, joined=True).rows.reshape(-1))
     if len({len(row) for row in rows}) != 1 or len(rows[0]) % calls:
         return None
-    return bound_from_pieces(s, np.stack(rows), setting.asked, setting.level)
+    return bound_from_pieces(s, np.stack(rows), setting.log_chance, setting.level)
 
 
 SMALLEST, LARGEST = 1e-2, 1e2  # norms of the candidates
@@ -372,8 +371,12 @@ def scaled_data(kind: str, tried: InputShapes, factor: float) -> Data:
 
 
 def find_noiseless_number(
-    mechanism: BlackBox, tried: InputShapes, clock: CallBudget, rng: np.random.Generator, next_level: Callable[[], BoundLevel]
-) -> NoiselessNumber | None:  # fmt: skip
+    mechanism: BlackBox,
+    tried: InputShapes,
+    clock: CallBudget,
+    rng: np.random.Generator,
+    next_level: Callable[[], BoundLevel],
+) -> NoiselessNumber | None:
     """The first number without noise that tells the record's size; None where there is none.
 
     The record is scaled by a secret factor, one of very many; whoever sees the number finds the factor by calling the mechanism

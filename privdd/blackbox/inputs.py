@@ -159,9 +159,16 @@ def _other_clients(u: np.ndarray, count: int, rng: np.random.Generator) -> Itera
 
 
 def _client_pairs(
-    relation: str, u: np.ndarray, scale: float, others: list[np.ndarray], weights: list[int], place: int,
-    shapes: tuple[tuple[int, ...], ...], tried: InputShapes, says: str
-) -> Iterator[NeighbouringInputs]:  # fmt: skip
+    relation: str,
+    u: np.ndarray,
+    scale: float,
+    others: list[np.ndarray],
+    weights: list[int],
+    place: int,
+    shapes: tuple[tuple[int, ...], ...],
+    tried: InputShapes,
+    says: str,
+) -> Iterator[NeighbouringInputs]:
     def with_record(record: np.ndarray) -> Data:
         rows = [*others[:place], record, *others[place:]]
         w = [*weights[1 : place + 1], weights[0], *weights[place + 1 :]]

@@ -50,7 +50,7 @@ class BlackBox:
     fresh: bool = True
 
     def transcript(self, inputs: Sequence[Data]) -> Outcomes:
-        """One instance called on each input in turn. Raises Refused for any error that it raises."""
+        """One instance called on each input in turn. Raises InputRefused for any error that it raises."""
         try:
             f = self._make_instance()
             numbers: list[np.ndarray] = []

@@ -419,7 +419,8 @@ def symmetric_epsilon(seen: NoiseFrame, trained: Sides, fresh: Sides, level: Bou
 
     Each release without the record stands for all its rotations, so the chance of a rare event is the mean of a known function
     of the length. The event: the record's normal log odds, for noise as large as the release is apart from the record's
-    direction, pass a threshold that was learned before. How often it comes with the record is counted.
+    direction, pass a threshold that was learned before. How often it comes with the record is counted. Nothing is assumed of
+    how the length is distributed, so sound noise of any length (density exp(-epsilon |x|) too) is not accused.
     """
     if min(map(len, fresh)) < LEAST_SYMMETRIC_VALUES or any(
         transcript_totals(block).shape[1] != len(seen.way) for block in (*trained, *fresh)

@@ -58,9 +58,14 @@ def size_of_data(data: Data) -> tuple[Any, ...]:
 
 
 def screen_pairs(
-    mechanism: BlackBox, pairs: Sequence[NeighbouringInputs], around: Callable[[Data], list[Data]], clock: CallBudget,
-    share: float, *, keep: int
-) -> tuple[list[RankedPair], list[tuple[NeighbouringInputs, str]]]:  # fmt: skip
+    mechanism: BlackBox,
+    pairs: Sequence[NeighbouringInputs],
+    around: Callable[[Data], list[Data]],
+    clock: CallBudget,
+    share: float,
+    *,
+    keep: int,
+) -> tuple[list[RankedPair], list[tuple[NeighbouringInputs, str]]]:
     """The ``keep`` most promising pairs, best first, and those that the mechanism refused, with what it said.
 
     share: of the time and of the calls that are left.

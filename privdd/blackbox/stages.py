@@ -357,7 +357,11 @@ def is_law_confirmed(law: str, more: Transcripts, moved: np.ndarray) -> bool:
 
 @dataclass
 class LawConfirmation(ExaminationState):
-    """Keeps which laws the noise only seemed to follow."""
+    """More noise is drawn before a bound that trusts its law refutes a statement, and the law is tested once more.
+
+    Noise that is normal in the middle and has other tails passes for normal among a few thousand numbers. What is drawn
+    here decides nothing but whether the law is believed; kept are the laws that the noise only seemed to follow.
+    """
 
     _doubted: set[str] = field(default_factory=set)
 

@@ -98,7 +98,7 @@ def draw_transcripts(
 ) -> Transcripts:
     """``count`` transcripts. joined: all calls of a transcript as one long vector, rows (n, 1, T m).
 
-    Raises Refused where the mechanism refuses this input, and OutOfTime.
+    Raises InputRefused where the mechanism refuses this input, and OutOfTime.
     """
     found = []
     for at in range(count):

@@ -46,9 +46,13 @@ MAX_TEXT_BYTES = 50_000_000
 
 
 def score_by_updates(
-    model: nn.Module, rounds: Iterable[RecordedRound], x: np.ndarray, y: np.ndarray, clip: float | None = None,
+    model: nn.Module,
+    rounds: Iterable[RecordedRound],
+    x: np.ndarray,
+    y: np.ndarray,
+    clip: float | None = None,
     known: RecordPair | None = None,
-) -> np.ndarray:  # fmt: skip
+) -> np.ndarray:
     """(m,) from one client's rounds. clip: norm to which each record's gradient was clipped, None = it was not.
 
     known: other records of the client, or records like them: what each class of them does to an update is taken off

@@ -28,10 +28,10 @@ from privdd.cli.settings import (
     trust_settings,
 )
 from privdd.cli.validation import check_config_types
+from privdd.core.group_settings import Scale, published_scale
 from privdd.core.rng import Keys
 from privdd.core.types import Problem, Shard
 from privdd.core.validation import BadConfig
-from privdd.data.dataset import PUBLISHED_SCALES, Scale
 from privdd.data.hard_examples import add_hard_examples, hard_example_counts
 from privdd.data.partition import Partition, make_shards
 from privdd.data.sources import load_dataset
@@ -69,7 +69,7 @@ def standardise_classifiers(config: DictConfig) -> Any:
     name = str(algo["_target_"]).rsplit(".", 1)[-1]
     if name in NO_IMAGE_INPUT:
         raise BadConfig(f"data.standardise=true: not for {name}: {NO_IMAGE_INPUT[name]}")
-    changed = _add_scale(algo, PUBLISHED_SCALES[str(data["name"])])
+    changed = _add_scale(algo, published_scale(str(data["name"])))
     if changed == algo:
         raise BadConfig(f"data.standardise=true: would do nothing: {name} has no network that reads images")
     return changed
@@ -299,8 +299,8 @@ def _check_normalisers(plan: Plan, classes: int, shards: Sequence[Shard]) -> Non
         drawn = made.sampling_probability * mean / cells
         if drawn > 0 and not 1 / 3 <= made.normaliser / drawn <= 3:
             warnings.warn(
-                f"privacy.expected_batch={made.normaliser:g}: a step draws {drawn:.3g} records on average, so that it is "
-                f"{drawn / made.normaliser:.2g} times as long as the rate says",
+                f"privacy.expected_batch={made.normaliser:g}: a step draws {drawn:.3g} records{' of a class' * (cells > 1)} on average, so "
+                f"that it is {drawn / made.normaliser:.2g} times as long as the learning rate says; set it near {drawn:.3g}",
                 stacklevel=3,
             )
 

@@ -19,7 +19,7 @@ from attacks import validation
 
 SOURCE_ROOT = Path(__file__).resolve().parents[2]
 OWN_PACKAGES = ("privdd", "attacks")
-RANGE_CHECKS = ("check_counts", "check_positive", "check_non_negative", "check_below_one")
+RANGE_CHECKS = ("check_counts", "check_positive", "check_non_negative", "check_probability", "check_below_one")
 PLAIN_TYPES = {"int": int, "float": float, "bool": bool, "str": str}
 
 

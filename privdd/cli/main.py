@@ -137,15 +137,16 @@ def main(command: str, run: CommandRun) -> int:
 
 def _audit_external_target(argv: list[str]) -> int | None:
     """The exit status of an audit of what others trained or recorded; None where the command line names no such thing."""
-    outside = any(item.startswith("target.") for item in argv)
-    if not outside and not any(item.startswith("run=") for item in argv):
+    outside, asks_help = any(item.startswith("target.") for item in argv), bool({"-h", "--help"} & {*argv})
+    recorded = any(item.startswith("run=") for item in argv) and not asks_help
+    if "--version" in argv or not (outside or recorded):
         return None
     from privdd.external.arguments import TARGET_USAGE, parse_target_arguments
     from privdd.recording.recording_folder import find_recording_argument
 
-    if {"-h", "--help"} & {*argv}:
-        print(TARGET_USAGE if outside else "", end="")
-        return 0 if outside else None
+    if asks_help:
+        print(TARGET_USAGE, end="")
+        return 0
     keep_freed_memory()
     if (recording := find_recording_argument(argv)) is not None:
         from privdd.external.recorded_federation import run_recorded_audit

@@ -31,7 +31,7 @@ def check_config_types(config: DictConfig) -> None:
     """
     check = TypeCheck(config)
     for key, value in iterate_settings(to_plain_settings(config)):
-        if key == SECRET:  # no message may hold it; ``secret_of`` checks it
+        if key == SECRET:  # no message may hold it; ``secret_of_config`` checks it
             continue
         check_setting_numbers(key, value, check.source_key_of(key))
     for key in COMMAND_SETTINGS:

@@ -17,6 +17,16 @@ DATASET_NAMES = (
     "corrupted",
 )  # fmt: skip
 LARGEST_SIDE = 4096
+# Constants of the papers' code (the dataset condensation code of Zhao and Bilen, on which FedDM and FedLGD build; torchvision's
+# examples), computed by their authors over public training sets: no statistic of a client's records leaves it.
+Scale = tuple[tuple[float, ...], tuple[float, ...]]  # mean and standard deviation by channel
+PUBLISHED_SCALES: dict[str, Scale] = {
+    "mnist": ((0.1307,), (0.3081,)),
+    "fashion_mnist": ((0.2861,), (0.3530,)),
+    "cifar10": ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),
+    "cifar100": ((0.5071, 0.4866, 0.4409), (0.2673, 0.2564, 0.2762)),
+    "svhn": ((0.4377, 0.4438, 0.4728), (0.1980, 0.2010, 0.1970)),
+}
 MOST_WORKERS = 1024  # torch dies of tens of thousands of threads
 SETTINGS_BY_KIND = {  # kind of engine -> the settings that it reads
     "serial": ("threads",),
@@ -110,6 +120,18 @@ def check_data(data: Any) -> None:
         raise ValueError(f"data.size={data.size}: from 1 to {LARGEST_SIDE} pixels are needed")
     if data.name not in DATASET_NAMES:
         raise ValueError(f"data.name={data.name!r}: one of {', '.join(DATASET_NAMES)}")
+    if data.standardise:
+        published_scale(data.name)
+
+
+def published_scale(name: str) -> Scale:
+    """Mean and standard deviation of a data set by channel, by which networks standardise its images."""
+    if name not in PUBLISHED_SCALES:
+        raise BadConfig(
+            f"data.standardise=true: no published mean and deviation for data={name}, and those of private records would "
+            f"have to be protected; allowed for {', '.join(PUBLISHED_SCALES)}"
+        )
+    return PUBLISHED_SCALES[name]
 
 
 def check_engine(settings: Any) -> None:

@@ -215,8 +215,8 @@ TEXTURED_CORRUPTIONS: dict[str, Callable[[Tensor, int, Generator], Tensor]] = {
     "spatter": _add_spatter,
 }
 
-# All nineteen, with its severities 1 to 5; those of weather and lenses are in ``textured_corruptions``, which says where
-# they are not the original. Images are (n, c, h, w) in [0, 1]; every draw comes from the generator. Pixel values are
+# All nineteen, with its severities 1 to 5; those of weather and lenses are above, with where they are
+# not the original. Images are (n, c, h, w) in [0, 1]; every draw comes from the generator. Pixel values are
 # clipped to [0, 1].
 
 Corruption = Callable[[Tensor, int, Generator], Tensor]

@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 from privdd.core.group_settings import check_data
 from privdd.core.rng import Keys
 from privdd.data.custom import load_image_folder, load_npz
-from privdd.data.dataset import PUBLISHED_SCALES, Dataset
+from privdd.data.dataset import Dataset
 from privdd.data.dataset import describe_standardisation as seen_as
 from privdd.data.domains import DomainLimits, corrupt_domains, load_digit_domains, load_domain_folder
 from privdd.data.readers import TORCHVISION_DATASETS, load_digits_dataset, load_idx_dataset, load_torchvision_dataset
@@ -43,10 +42,10 @@ def load_dataset(
     root: folder (or npz file) to look in. size: side in pixels after resizing. limit: at most so many
     training records, test_limit (limit where None) test records, drawn by ``keys``; of each domain for
     digit_domains, domain_folder and corrupted. source, severity, corruptions: of ``corrupt_domains`` only. standardise: networks
-    standardise the images (``standards``), which stay in [0, 1] here; the note says so. Raises ValueError
+    standardise the images by published constants, which stay in [0, 1] here; the note says so. Raises ValueError
     for an unknown name or bad number and DataNotFound (a ValueError) where the data cannot be had.
     """
-    check_data_settings(name, size=size, limit=limit, test_limit=test_limit, standardise=standardise)
+    check_data(SimpleNamespace(name=name, size=size, limit=limit, test_limit=test_limit, standardise=standardise))
     if standardise:
         found = load_dataset(name, root=root, size=size, limit=limit, test_limit=test_limit, keys=keys)
         return replace(found, note=f"{found.note}; {seen_as(name)}")
@@ -65,21 +64,3 @@ def load_dataset(
         )
     whole = load_image_folder(name, place, here, size) if name == "folder" else SOURCES[name](name, place, here)
     return whole.limited(limits.train, limits.test, here.fold("limit")).resized(size)
-
-
-def check_data_settings(
-    name: str,
-    *,
-    size: int | None = None,
-    limit: int | None = None,
-    test_limit: int | None = None,
-    standardise: bool = False,
-    **others: Any,
-) -> None:
-    """Check the settings before anything is read; ``others``: further settings of ``load_dataset``. Raises ValueError."""
-    check_data(SimpleNamespace(name=name, size=size, limit=limit, test_limit=test_limit))
-    if standardise and name not in PUBLISHED_SCALES:
-        raise ValueError(
-            f"data.standardise=true: no published mean and deviation for data={name}, and those of private records would "
-            f"have to be protected; allowed for {', '.join(PUBLISHED_SCALES)}"
-        )

@@ -142,9 +142,13 @@ def networks_in_ball(
 
 
 def fresh_networks(
-    model: nn.Module, initial: Callable[[torch.Generator], State], keys: Keys, *, logits: bool = False,
+    model: nn.Module,
+    initial: Callable[[torch.Generator], State],
+    keys: Keys,
+    *,
+    logits: bool = False,
     device: str | torch.device = "cpu",
-) -> Networks:  # fmt: skip
+) -> Networks:
     """Newly initialised networks: ``initial`` gives a state from a generator; one draw per iteration."""
     return DrawnNetworks(
         lambda t: initial(keys.fold(t).torch()),
@@ -157,9 +161,6 @@ def fixed_network(model: nn.Module, state: Mapping[str, Tensor], *, logits: bool
     """The same network at every iteration (FedLGD's iterative matching)."""
     embed = build_embedder(model, state, logits=logits)
     return lambda t: embed
-
-
-DescentStep = Callable[[Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -212,9 +213,13 @@ def matching_gradient(images: Tensor, targets: Tensor, embed: Embed, *, chunk: i
 
 
 def mean_real_embeddings(
-    batch: RealBatch, cells: ClassCells, embed: Embed, transform: Transform, settings: MatchingSettings,
+    batch: RealBatch,
+    cells: ClassCells,
+    embed: Embed,
+    transform: Transform,
+    settings: MatchingSettings,
     real_map: Embed | None = None,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """Mean embedding of one batch of every cell, (M, p): each record is embedded once for all cells.
 
     real_map: applied to a record between ``transform`` and the network (FedRD's projection).
@@ -235,9 +240,14 @@ def descend_images(
 
 
 def match_distributions(
-    cells: ClassCells, images: Tensor, networks: Networks, settings: MatchingSettings, streams: MatchingStreams, *,
+    cells: ClassCells,
+    images: Tensor,
+    networks: Networks,
+    settings: MatchingSettings,
+    streams: MatchingStreams,
+    *,
     real_map: Embed | None = None,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """Learn the images of every cell: (M, ipc, c, h, w) -> the same shape.
 
     Works for one client or for many replays of it (``cells``): the real records are embedded once for all.

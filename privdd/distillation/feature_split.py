@@ -156,9 +156,18 @@ def draw_record_noise(ids: Tensor, keys: Keys, shape: tuple[int, ...], latent: i
 
 
 def train_split(
-    model: FeatureSplit, state: State, optimiser: State, records: Records, loss: SplitLoss, *, lr: float,
-    weight_decay: float, batch_size: int, epochs: int, generator: torch.Generator,
-) -> tuple[State, State]:  # fmt: skip
+    model: FeatureSplit,
+    state: State,
+    optimiser: State,
+    records: Records,
+    loss: SplitLoss,
+    *,
+    lr: float,
+    weight_decay: float,
+    batch_size: int,
+    epochs: int,
+    generator: torch.Generator,
+) -> tuple[State, State]:
     """AdamW epochs from ``state``; the moments are kept in ``optimiser`` (the released code keeps them).
 
     Returns (new state, new optimiser state); neither input is changed.
@@ -200,9 +209,16 @@ def count_split_steps(epochs: int, sampling_probability: float) -> int:
 
 
 def train_split_privately(
-    model: FeatureSplit, state: State, records: Records, loss: SplitLoss, *, lr: float, momentum: float, epochs: int,
+    model: FeatureSplit,
+    state: State,
+    records: Records,
+    loss: SplitLoss,
+    *,
+    lr: float,
+    momentum: float,
+    epochs: int,
     ctx: ClientContext,
-) -> State:  # fmt: skip
+) -> State:
     """The joint loss, each record's gradient clipped over generator and classifier together.
 
     The loss's own draws are no secret, so a record's are keyed by step and record id: drawn by position

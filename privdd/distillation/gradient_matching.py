@@ -73,9 +73,16 @@ def weight_gradients(
 
 
 def match_gradient(
-    model: nn.Module, state: Mapping[str, Tensor], target: Mapping[str, Tensor], images: Tensor, labels: Tensor, *,
-    iterations: int, lr: float, momentum: float,
-) -> Tensor:  # fmt: skip
+    model: nn.Module,
+    state: Mapping[str, Tensor],
+    target: Mapping[str, Tensor],
+    images: Tensor,
+    labels: Tensor,
+    *,
+    iterations: int,
+    lr: float,
+    momentum: float,
+) -> Tensor:
     """Move ``images`` (m, c, h, w) until the gradient of their cross-entropy at ``state`` fits ``target``.
 
     target: gradient by parameter name; its length does not matter. One batch holds all images. The
@@ -134,9 +141,14 @@ class GradientImages(Distiller):
         return keys.fold(step // self.matches, "batch", step % self.matches)
 
     def _match_along_training(
-        self, network: nn.Module, state: State, cells: ClassCells, start: tuple[Tensor, Tensor],
-        batches: Iterator[RealBatch], keys: Keys,
-    ) -> Tensor:  # fmt: skip
+        self,
+        network: nn.Module,
+        state: State,
+        cells: ClassCells,
+        start: tuple[Tensor, Tensor],
+        batches: Iterator[RealBatch],
+        keys: Keys,
+    ) -> Tensor:
         """The images (M, ipc, c, h, w) after ``matches`` steps along one network's training, on the next batches of ``batches``.
 
         start: images and the class (M * ipc,) of each.

@@ -208,9 +208,14 @@ class GuidanceSettings:
 
 
 def build_guided_set(
-    model: ClassModel, looks: CoarsePixels, score: Score, shape: tuple[int, int, int], guiding: GuidanceSettings,
-    keys: Keys, fit: Fit | None = None,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    model: ClassModel,
+    looks: CoarsePixels,
+    score: Score,
+    shape: tuple[int, int, int],
+    guiding: GuidanceSettings,
+    keys: Keys,
+    fit: Fit | None = None,
+) -> tuple[Tensor, Tensor]:
     """(images (m, c, h, w) in [0, 1], the head's soft labels (m, C)), of as many drawings of each class.
 
     fit: what fits images to the released gradients; None: no images are fitted.

@@ -102,8 +102,11 @@ GRADIENT_SCALE = 1e6  # slopes are small numbers, and Adam adds a constant to th
 
 @dataclass(frozen=True)
 class GradientPath:
-    """The weights of T rounds, (T, C, d), at which mean gradients over all records (T, C, d) were released; count (C,): of
-    records by class, noised; longest: to which each record's gradient was shortened (None: it was not)."""
+    """Mean gradients over all records, released in T rounds.
+
+    weights (T, C, d): those of each round; gradients (T, C, d): released at them; count (C,): records by class, noised;
+    longest: the norm to which each record's gradient was clipped (None: it was not).
+    """
 
     weights: Tensor
     gradients: Tensor

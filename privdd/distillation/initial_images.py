@@ -68,9 +68,14 @@ def scale_noise(noise: Tensor, statistics: ClassStatistics) -> Tensor:
 
 
 def draw_initial_images(
-    init: str, cells: ClassCells, ipc: int, shape: tuple[int, int, int], keys: Keys | Sequence[Keys], *,
+    init: str,
+    cells: ClassCells,
+    ipc: int,
+    shape: tuple[int, int, int],
+    keys: Keys | Sequence[Keys],
+    *,
     total: int | None = None,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """The first images (M, ipc, *shape) of every cell; each world starts as it would if run alone.
 
     real: the cell's records of smallest priority, starting over where it has fewer than ``ipc``;

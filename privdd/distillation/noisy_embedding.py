@@ -23,9 +23,15 @@ QUERY = "embedding"
 
 
 def release_embeddings(
-    maps: Sequence[Embed], records: Records, class_list: Sequence[int], ctx: ClientContext, *,
-    centres: Sequence[Tensor] | None = None, counts: Tensor | None = None, chunk: int = 64,
-) -> list[Tensor]:  # fmt: skip
+    maps: Sequence[Embed],
+    records: Records,
+    class_list: Sequence[int],
+    ctx: ClientContext,
+    *,
+    centres: Sequence[Tensor] | None = None,
+    counts: Tensor | None = None,
+    chunk: int = 64,
+) -> list[Tensor]:
     """Target mean embeddings of every class, one (C, p) tensor a map, through ``ctx.mechanism("embedding")``.
 
     A map that puts logits behind its features has both clipped together. centres: a public point (p,)

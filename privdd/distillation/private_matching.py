@@ -86,9 +86,17 @@ def images_by_class(records: Records, class_list: Sequence[int]) -> list[Tensor]
 
 
 def release_gradients(
-    images: Tensor, embed: Embed, records: Records | Sequence[Tensor], class_list: Sequence[int], ctx: ClientContext,
-    *, batch: int | None = None, chunk: int | None = None, real: Embed | None = None, real_chunk: int = CHUNK,
-) -> Tensor:  # fmt: skip
+    images: Tensor,
+    embed: Embed,
+    records: Records | Sequence[Tensor],
+    class_list: Sequence[int],
+    ctx: ClientContext,
+    *,
+    batch: int | None = None,
+    chunk: int | None = None,
+    real: Embed | None = None,
+    real_chunk: int = CHUNK,
+) -> Tensor:
     """Protected matching gradient of every class's images, through ``ctx.mechanism("synthetic_gradient")``.
 
     images (C, m, c, h, w) -> (C, m, c, h, w); records: or their images ``images_by_class``. A mechanism that clips records gets every record's
@@ -178,9 +186,13 @@ class PublicMaps:
 
 
 def draw_public_maps(
-    networks: Networks, count: int, shape: tuple[int, int, int], settings: MatchingSettings, streams: MatchingStreams,
+    networks: Networks,
+    count: int,
+    shape: tuple[int, int, int],
+    settings: MatchingSettings,
+    streams: MatchingStreams,
     real_map: Embed | None = None,
-) -> PublicMaps:  # fmt: skip
+) -> PublicMaps:
     """``count`` maps, each with its own network and transform of records of ``shape``.
 
     real_map: a public map between transformed record and network (FedRD's frozen projection).
@@ -239,9 +251,13 @@ def fit_embeddings(
 
 
 def match_noised_gradients(
-    images: Tensor, networks: Networks, records: Records, settings: MatchingSettings, streams: MatchingStreams,
+    images: Tensor,
+    networks: Networks,
+    records: Records,
+    settings: MatchingSettings,
+    streams: MatchingStreams,
     ctx: ClientContext,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """Images (C, ipc, c, h, w) after steps whose gradients are noised one by one.
 
     records: as the networks see them (FedRD: already projected by its public map).

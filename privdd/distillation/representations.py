@@ -45,9 +45,16 @@ def streams_of(ctx: ClientContext) -> MatchingStreams:
 
 
 def distil_representations(
-    project: Callable[[Tensor], Tensor], networks: Networks, shard: Shard, settings: MatchingSettings,
-    ctx: ClientContext, *, dpc: int, start: str, shape: Shape,
-) -> Upload:  # fmt: skip
+    project: Callable[[Tensor], Tensor],
+    networks: Networks,
+    shard: Shard,
+    settings: MatchingSettings,
+    ctx: ClientContext,
+    *,
+    dpc: int,
+    start: str,
+    shape: Shape,
+) -> Upload:
     """Representations (m, *shape) of the classes that the client holds, with their labels.
 
     project: the client's map (b, c, h, w) -> (b, *shape); real records are transformed, projected and
@@ -65,9 +72,16 @@ def distil_representations(
 
 
 def protected_representations(
-    project: Callable[[Tensor], Tensor], networks: Networks, shard: Shard, settings: MatchingSettings,
-    ctx: ClientContext, *, dpc: int, reads: int, shape: Shape,
-) -> Upload:  # fmt: skip
+    project: Callable[[Tensor], Tensor],
+    networks: Networks,
+    shard: Shard,
+    settings: MatchingSettings,
+    ctx: ClientContext,
+    *,
+    dpc: int,
+    reads: int,
+    shape: Shape,
+) -> Upload:
     """Representations of every class of the public list, from noise and what the mechanisms released.
 
     project must be public: drawn without the records, or trained under a guarantee. Representations
@@ -96,9 +110,15 @@ def protected_representations(
 
 
 def printed_representations(
-    project: Callable[[Tensor], Tensor], networks: Networks, shard: Shard, settings: MatchingSettings,
-    ctx: ClientContext, *, dpc: int, shape: Shape,
-) -> Upload:  # fmt: skip
+    project: Callable[[Tensor], Tensor],
+    networks: Networks,
+    shard: Shard,
+    settings: MatchingSettings,
+    ctx: ClientContext,
+    *,
+    dpc: int,
+    shape: Shape,
+) -> Upload:
     """Equation 7 as FedRD prints it: representations from N(0, 1), each step's clipped mean gradient noised.
 
     project is the client's own map, trained on its records without protection, and real records are transformed

@@ -50,7 +50,7 @@ class Distiller(ABC):
 
     @abstractmethod
     def distil(self, model: ModelSpec, shard: Shard, ctx: ClientContext) -> State:
-        """The images of each class that the client holds, for its memory (see PLACE), in networks like ``model``."""
+        """The images of each class that the client holds, for its memory (see IMAGES_PREFIX), in networks like ``model``."""
 
     def replace_records(self, images: State, shard: Shard) -> Shard:
         """The client with its images, one after the other by class, where its records were.
@@ -129,9 +129,15 @@ class VirtualImages(Distiller):
 
 
 def matching_stages(
-    virtual: VirtualImages, spec: ModelSpec, broadcast: Mapping[str, Tensors], shard: Shard, ctx: ClientContext, *,
-    first: bool, refine: bool,
-) -> list[tuple[MatchingSettings, Networks, MatchingStreams, int]]:  # fmt: skip
+    virtual: VirtualImages,
+    spec: ModelSpec,
+    broadcast: Mapping[str, Tensors],
+    shard: Shard,
+    ctx: ClientContext,
+    *,
+    first: bool,
+    refine: bool,
+) -> list[tuple[MatchingSettings, Networks, MatchingStreams, int]]:
     """The matching runs of this round: settings, networks, streams and number of noised queries of each."""
     model = build_skeleton(spec, shard.shape, shard.classes)
     out = []
@@ -156,10 +162,14 @@ def _stage_streams(ctx: ClientContext, part: str) -> MatchingStreams:
 
 
 def distil_cells(
-    virtual: VirtualImages, cells: ClassCells, memory: Mapping[str, Tensor],
-    steps: list[tuple[MatchingSettings, Networks, MatchingStreams, int]], shard: Shard, ctx: ClientContext,
+    virtual: VirtualImages,
+    cells: ClassCells,
+    memory: Mapping[str, Tensor],
+    steps: list[tuple[MatchingSettings, Networks, MatchingStreams, int]],
+    shard: Shard,
+    ctx: ClientContext,
     own: Sequence[Keys] | None = None,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """The images (M, ipc, c, h, w) of every cell after this round's ``steps``; ``own``: see ``start_streams``."""
     total = len(cells.pool) if virtual.released_statistics else None
     images = draw_initial_images(
@@ -172,9 +182,12 @@ def distil_cells(
 
 
 def distil_protected(
-    virtual: VirtualImages, memory: Mapping[str, Tensor],
-    steps: list[tuple[MatchingSettings, Networks, MatchingStreams, int]], shard: Shard, ctx: ClientContext,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    virtual: VirtualImages,
+    memory: Mapping[str, Tensor],
+    steps: list[tuple[MatchingSettings, Networks, MatchingStreams, int]],
+    shard: Shard,
+    ctx: ClientContext,
+) -> tuple[Tensor, Tensor]:
     """Images (C, ipc, c, h, w) and classes (C,) of the public list, by noised reads of the records alone.
 
     Raises ValueError unless the images start as noise.

@@ -457,10 +457,10 @@ def _unwrap_state_dict(found: Any) -> Any:
 
 def _read_archive(path: Path) -> Mapping[str, Tensor] | list[Tensor]:
     """Arrays of ``numpy.savez``: by name, or in order where they were given none (arr_0, arr_1, ...)."""
+    found, _ = read_archive(f"target.weights={path}", path)
     try:
-        found, _ = read_archive(f"target.weights={path}", path)
         arrays = {name: torch.from_numpy(np.array(value)) for name, value in found.items()}
-    except TypeError as error:  # text, and numbers that torch does not have
+    except (TypeError, ValueError) as error:  # text, numbers that torch does not have, another byte order
         raise BadConfig(f"target.weights={path}: not an .npz of plain numbers ({str(error)[:80]})") from error
     if set(arrays) == {f"arr_{at}" for at in range(len(arrays))}:
         return [arrays[f"arr_{at}"] for at in range(len(arrays))]

@@ -77,8 +77,13 @@ class ReleaseObserver(Protocol):
         """A draw of ``ctx.sample``: who is taken (n,) bool."""
 
     def on_release(
-        self, mechanism: Mechanism, name: str, output: Output | None, partition: str | None = None, given: Tensors | None = None
-    ) -> Tensors | None:  # fmt: skip
+        self,
+        mechanism: Mechanism,
+        name: str,
+        output: Output | None,
+        partition: str | None = None,
+        given: Tensors | None = None,
+    ) -> Tensors | None:
         """An output of ``mechanism``; given: the contributions that it is computed from, record by record; None for uploads."""
 
 
@@ -195,9 +200,13 @@ class ClientContext:
 
 
 def _build_row(
-    ctx: ClientContext, name: str, surface: Surface, output: Output, visible_to: tuple[str, ...],
-    partition: str | None = None
-) -> LedgerRow:  # fmt: skip
+    ctx: ClientContext,
+    name: str,
+    surface: Surface,
+    output: Output,
+    visible_to: tuple[str, ...],
+    partition: str | None = None,
+) -> LedgerRow:
     broken = sorted(flag for flag, holds in output.flags.items() if not holds)
     return LedgerRow(
         round=ctx.round,

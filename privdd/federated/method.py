@@ -115,7 +115,7 @@ class AuditHooks:
     # replays of a client, each a shadow model
 
     worlds_per_pass: ClassVar[int] = 8  # client rounds in one call of ``local_batched``
-    shares_work: ClassVar[bool] = False  # K rounds at once cost little more than one: always batched, without measuring
+    shares_work: ClassVar[bool] = False  # K rounds at once cost little more than one: always batched
     on_gpu: ClassVar[str] = ""  # what ``device=cuda`` places on a GPU, in words; "" = nothing: the setting is refused
 
     def remembers(self, round: int, memory: State) -> bool:

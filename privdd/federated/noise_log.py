@@ -24,7 +24,7 @@ from privdd.privacy.mechanism import Mechanism, Output
 
 @dataclass(frozen=True)
 class ObservedRound:
-    """One round of the audited client as the analyst heard it: every released query in order, and what led to them.
+    """One round of the audited client as the analyst observed it: every released query in order, and what led to them.
 
     taken: the samples that were drawn, (name, (n,) bool), in order. They are private, stay in memory, and are for
     tests of the guarantee alone.
@@ -199,7 +199,7 @@ class SamplingLog:
 
 @dataclass
 class RoundLog:
-    """One client's round. held: its training records; heard: what it released, on its way to the auditor; columns: (name, tensor) -> (releases, sums of squared residuals of each number)."""
+    """One client's round. held: its training records; observed: what it released, on its way to the auditor; columns: (name, tensor) -> (releases, sums of squared residuals of each number)."""
 
     round: int
     client: int
@@ -216,8 +216,13 @@ class RoundLog:
         self.samples.append(SamplingLog(name, probability, taken.detach().cpu().clone(), len(self.releases)))
 
     def on_release(
-        self, mechanism: Mechanism, name: str, output: Output | None, partition: str | None = None, given: Tensors | None = None
-    ) -> None:  # fmt: skip
+        self,
+        mechanism: Mechanism,
+        name: str,
+        output: Output | None,
+        partition: str | None = None,
+        given: Tensors | None = None,
+    ) -> None:
         """An output of ``mechanism``; given: the contributions that it was computed from, record by record."""
         if output is None or isinstance(output.event, dpa.NonPrivateDpEvent) or not all(output.flags.values()):
             return  # nothing is promised of it
@@ -302,9 +307,13 @@ class NoiseLog:
 
 
 def collect_answers(
-    engine: Any, tasks: Sequence[Any], step: Callable[[Any], T], watched: Callable[[Any], tuple[T, RoundLog]],
-    record: NoiseLog | None, transcript: list[ObservedRound] | None
-) -> Iterator[T]:  # fmt: skip
+    engine: Any,
+    tasks: Sequence[Any],
+    step: Callable[[Any], T],
+    watched: Callable[[Any], tuple[T, RoundLog]],
+    record: NoiseLog | None,
+    transcript: list[ObservedRound] | None,
+) -> Iterator[T]:
     """The clients' answers in order; transcript: receives the releases of the audited client.
 
     Real clients keep their noise, and what they release, to themselves: nothing is noted of them.

@@ -228,9 +228,14 @@ def start_training(plan: Plan, ledger: Ledger) -> Progress:
 
 
 def run_round(
-    plan: Plan, progress: Progress, shards: Sequence[Shard], engine: Engine, last_broadcast: Values | None = None,
-    transcript: list[ObservedRound] | None = None, record: NoiseLog | None = None
-) -> tuple[Progress, list[Received], Values]:  # fmt: skip
+    plan: Plan,
+    progress: Progress,
+    shards: Sequence[Shard],
+    engine: Engine,
+    last_broadcast: Values | None = None,
+    transcript: list[ObservedRound] | None = None,
+    record: NoiseLog | None = None,
+) -> tuple[Progress, list[Received], Values]:
     """One round: (new progress, what the server received in client order, or the sum of it, what it had broadcast).
 
     last_broadcast: the broadcast of the round before, so that tensors which did not change are not hashed again; transcript: is

@@ -2,7 +2,8 @@
 
 The client runs the channel, so mechanisms, noise and ledger rows are made where the data is; only what the channel lets
 out, and its ledger rows, travel. Client memory stays in Flower's client state, beside the latest reply: asked for that
-round again, a client sends the same reply, never another draw of its noise. The server runs the same rounds as a
+round again, a client sends the same reply, never another draw of its noise. Flower keeps that state for one series of
+runs, so a federation goes on in the series that it began in. The server runs the same rounds as a
 simulation, with a ``GridEngine`` in the place of the task engine, and leaves a run folder that ``python -m privdd.audit
 run=DIR`` attacks. It believes no reply that disagrees with the plan (``reply_check``). Needs the extra ``privdd[flower]``.
 """
@@ -183,7 +184,6 @@ def _store_memory(context: Context, memory: State, sent: RecordDict, **latest: i
     context.state["latest"] = ConfigRecord({**latest})
 
 
-LOG = logging.getLogger("privdd")
 ClientResult = tuple[Received | DroppedClient, list[LedgerRow], State]
 NOTHING_EXPECTED = ExpectedReply({}, (), 0)
 STOP_RULES = ReplyRules()
@@ -298,7 +298,7 @@ class GridEngine:
 
 
 def _read_accuracy(plan: Plan, client: int, replies: Sequence[Message]) -> list[float]:
-    """The accuracy that a client reports: one number, or None if it has nothing to measure."""
+    """The accuracy that a client reports, as a list of one number; empty if it has nothing to measure."""
     if len(replies) != 1 or replies[0].has_error():
         raise BadReply(f"failed: {replies[0].error.reason}" if replies[0].has_error() else "answered more than once")
     content = replies[0].content

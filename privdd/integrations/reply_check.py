@@ -1,6 +1,7 @@
 """A client's reply against the plan: the server writes the ledger, the client's own rows only countersign it.
 
-What a reply must look like is known before it comes: the server works the round out on records that nobody owns. From the
+What a reply must look like is known before it comes: the server works the round out on records that nobody owns:
+everything public about a reply is the same for any records, as the tests of what leaves a client hold every method to. From the
 plan come the events, their number, sensitivities, norms and flags; from the received tensors names, shapes, types and
 digests. Only the client knows the digest of what its mechanisms released inside local work, and whether a side condition of
 a proof failed: it may say so.

@@ -222,9 +222,14 @@ class FedDM(Method, AuditHooks):
         return networks_in_ball(model, state, state, self.rho, ctx.public("networks"), logits=self.logits)
 
     def _distil_cells(
-        self, cells: ClassCells, broadcast: Values, memory: State, shard: Shard, ctx: ClientContext,
+        self,
+        cells: ClassCells,
+        broadcast: Values,
+        memory: State,
+        shard: Shard,
+        ctx: ClientContext,
         own: Sequence[Keys] | None = None,
-    ) -> Tensor:  # fmt: skip
+    ) -> Tensor:
         start = draw_initial_images(self.start, cells, self.ipc, shard.shape, start_streams(cells, ctx.keys, own))
         images = carry_over_images(start, cells.labels, memory)
         streams = MatchingStreams(ctx.keys.fold("batch"), ctx.public("augment"))

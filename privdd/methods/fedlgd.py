@@ -191,9 +191,14 @@ class FedLGD(Method, AuditHooks, hooks=("is_selected_round", "refines_in_round")
         return matching_stages(self.virtual, self.model, broadcast, shard, ctx, **when)
 
     def _distil_cells(
-        self, cells: ClassCells, broadcast: Values, memory: State, shard: Shard, ctx: ClientContext,
+        self,
+        cells: ClassCells,
+        broadcast: Values,
+        memory: State,
+        shard: Shard,
+        ctx: ClientContext,
         own: Sequence[Keys] | None = None,
-    ) -> Tensor:  # fmt: skip
+    ) -> Tensor:
         return distil_cells(
             self.virtual, cells, memory, self._matching_stages(broadcast, memory, shard, ctx), shard, ctx, own
         )
@@ -261,9 +266,12 @@ class FedLGD(Method, AuditHooks, hooks=("is_selected_round", "refines_in_round")
         return round > 0
 
     def local_batched(
-        self, broadcast: Values, memories: Sequence[State], shards: Sequence[Shard],
+        self,
+        broadcast: Values,
+        memories: Sequence[State],
+        shards: Sequence[Shard],
         contexts: Sequence[ClientContext],
-    ) -> Sequence[Work] | None:  # fmt: skip
+    ) -> Sequence[Work] | None:
         """First rounds at once: they share the first one's batches, but for where images start and how they train.
 
         None later on (each client has its own images by then), under noise, and where statistics are sent or

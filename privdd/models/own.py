@@ -82,7 +82,7 @@ class OwnNetwork(Classifier):
 
 
 class CutHead(nn.Module):
-    """In the place of the layer that was cut off. A class of its own: nobody may widen what calls it (``vectorises``)."""
+    """In the place of the layer that was cut off. A class of its own: nobody may widen what calls it (``is_vectorisable``)."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x

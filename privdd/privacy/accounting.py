@@ -205,9 +205,13 @@ def _silence_warnings() -> Iterator[None]:
 
 
 def calibrate(
-    make_event: Callable[[float], dpa.DpEvent], epsilon: float, delta: float, *, relation: Relation = "add_remove",
-    accountant: Accountant = "pld"
-) -> float:  # fmt: skip
+    make_event: Callable[[float], dpa.DpEvent],
+    epsilon: float,
+    delta: float,
+    *,
+    relation: Relation = "add_remove",
+    accountant: Accountant = "pld",
+) -> float:
     """The noise multiplier z at which ``make_event(z)`` costs between 0.985 and 0.999 of ``epsilon``.
 
     The margin keeps a recomputation by other software, with its own rounding, at or below epsilon.

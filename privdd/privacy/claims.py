@@ -481,9 +481,15 @@ def _ideal_event(run: MatchingRun) -> dpa.DpEvent:
 
 
 def matching_claims(
-    theorems: Sequence[Callable[[MatchingRun], Claim]], plan: ClaimedRun, shards: Sequence[Shard], *, iterations: int,
-    batch: int, noise_init: bool, private_map: bool = False
-) -> list[Claim]:  # fmt: skip
+    theorems: Sequence[Callable[[MatchingRun], Claim]],
+    plan: ClaimedRun,
+    shards: Sequence[Shard],
+    *,
+    iterations: int,
+    batch: int,
+    noise_init: bool,
+    private_map: bool = False,
+) -> list[Claim]:
     """The paper's theorems for a run whose matching gradients are noised; nothing for any other run."""
     mechanism = plan.mechanisms.get(MATCHING_QUERY)
     if mechanism is None:

@@ -77,7 +77,7 @@ class RecordLayout:
 
     @staticmethod
     def from_contributions(like: Tensors) -> RecordLayout:
-        """Norms of contributions (n, ...); whole numbers become float32."""
+        """The layout of contributions (n, ...); whole numbers become float32."""
         kinds = tuple(tensor.dtype if tensor.is_floating_point() else torch.float32 for tensor in like.values())
         return RecordLayout(tuple(like), tuple(tensor.shape[1:] for tensor in like.values()), kinds)
 

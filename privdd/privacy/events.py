@@ -154,7 +154,7 @@ def tally_events(events: Iterable[tuple[dpa.DpEvent, int]]) -> Tally:
 
 
 def _bound_noise(leaves: Counter[tuple[Any, ...]]) -> Counter[tuple[Any, ...]]:
-    """The event with noise that arithmetic can square; a changed event costs more than before, never less."""
+    """The leaves with noise that arithmetic can square; a changed leaf costs more than before, never less."""
     bounded: Counter[tuple[Any, ...]] = Counter()
     for leaf, n in leaves.items():
         if leaf[0] == "non_private" or leaf[-1] < LEAST_NOISE:

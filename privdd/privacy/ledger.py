@@ -131,9 +131,14 @@ class Ledger:
         return {release.id for release in self.closure(surfaces)}
 
     def epsilon(
-        self, delta: float | None = None, *, surfaces: Collection[str] | None = None, client: int | None = None,
-        accountant: Accountant = "pld", relation: Relation | None = None
-    ) -> float:  # fmt: skip
+        self,
+        delta: float | None = None,
+        *,
+        surfaces: Collection[str] | None = None,
+        client: int | None = None,
+        accountant: Accountant = "pld",
+        relation: Relation | None = None,
+    ) -> float:
         """Epsilon of one client's data, or of the worst client's, at ``delta`` (default: the ledger's).
 
         surfaces: only what these surfaces let out (and what they were computed from). Infinite where

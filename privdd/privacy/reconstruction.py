@@ -47,9 +47,12 @@ class Naming:
 
 
 def reconstruction(
-    ledger: Ledger, candidates: Iterable[int] = CANDIDATES, *, client: int | None = None,
-    surfaces: Iterable[str] | None = None
-) -> list[Naming]:  # fmt: skip
+    ledger: Ledger,
+    candidates: Iterable[int] = CANDIDATES,
+    *,
+    client: int | None = None,
+    surfaces: Iterable[str] | None = None,
+) -> list[Naming]:
     """The bound for each number of candidates, for one client's data or the worst client's.
 
     surfaces: only what these let out, and what that was computed from. Raises ValueError for fewer than 2

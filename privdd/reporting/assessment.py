@@ -1,4 +1,7 @@
-"""Answers for a data-protection impact assessment, and ``card.json``: a run's decisions for other programs."""
+"""Answers for a data-protection impact assessment, and ``card.json``: a run's decisions for other programs.
+
+The card is written from the run's files alone, so the same run gives the same card. No record, score or picture is in it.
+"""
 
 from __future__ import annotations
 

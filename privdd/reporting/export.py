@@ -168,5 +168,8 @@ def write_markdown_page(page: Path, text: str) -> None:
     """The page, and its long tables as CSV files in data/ beside it."""
     short, files = split_markdown_tables(text, page.stem)
     write_bytes(page, short.encode())
+    for old in page.parent.glob(f"data/{page.stem}-[0-9]*.csv"):
+        if old.name not in files:
+            old.unlink()
     for name, table in files.items():
         write_bytes(page.parent / "data" / name, table.encode())

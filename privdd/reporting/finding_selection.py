@@ -181,8 +181,12 @@ def rebuilds_records(row: FindingRow) -> bool:
 def strongest_reconstruction(rows: Iterable[FindingRow]) -> FindingRow | None:
     """The reconstruction whose pictures stand out, else the one furthest above a blind guess: an average picture alone
     can reach a high PSNR."""
-    found = [r for r in rows if r.family in PICTURE_FAMILIES and r.psnr is not None and r.attack not in FEATURE_ATTACKS]
-    return max(found, key=picture_strength, default=None)
+    return max(filter(rebuilds_pictures, rows), key=picture_strength, default=None)
+
+
+def rebuilds_pictures(row: FindingRow) -> bool:
+    """Whether a finding is of pictures, and not of shared features."""
+    return row.family in PICTURE_FAMILIES and row.psnr is not None and row.attack not in FEATURE_ATTACKS
 
 
 def picture_strength(row: FindingRow) -> tuple[bool, bool, float, float, float]:
@@ -271,8 +275,8 @@ def findings_on_surface(row: SurfaceRow, findings: Findings) -> list[FindingRow]
 
 
 SENTENCE = (
-    "The inputs of this audit's membership attacks do not depend on any record, so none has a rate. That says nothing about "
-    "what other attacks would find."
+    "No membership attack of this audit found anything that it can read in what was sent, so none has a rate. That says "
+    "nothing about what other attacks would find."
 )
 UNSCORED = "no membership attack of this audit could be scored on it"
 

@@ -1,4 +1,5 @@
-"""Read and write ``findings.json`` (one-line errors, atomic writes, no NaN, no ``null``), and its published JSON Schema."""
+"""Read and write ``findings.json`` (one-line errors, atomic writes, no NaN, no ``null``), and its published JSON Schema,
+which ``python -m privdd.reporting.findings_file > docs/findings.schema.json`` writes anew."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """A policy: limits that a run has to keep, judged on its findings, for a build that must fail where one is broken.
 
 Limits are held against what a run shows with confidence: an upper bound on epsilon that was proven, and lower bounds of
-what attacks did (95 % over all tests of the run together). A limit has three outcomes: it *holds*, it is *broken*, or the run cannot
-decide it (nothing was measured that could have broken it). A limit that was not decided fails a build as a broken one does, unless the
-policy says ``not_decided: pass``.
+what attacks did (95 % over all tests of the run together). A limit has three outcomes: it *holds*, it is *broken*, or
+the run cannot decide it (nothing was measured that could have broken it, or the sample is too small). A limit that was
+not decided fails a build as a broken one does, unless the policy says ``not_decided: pass``.
 """
 
 from __future__ import annotations
@@ -19,15 +19,18 @@ import yaml
 from pydantic import AfterValidator, Field, ValidationError
 
 from privdd.reporting.finding_selection import (
-    PICTURE_FAMILIES,
+    EXPOSED_FPR,
+    exposes_records,
     has_clear_pictures,
     measured_epsilon,
     psnr_gain,
     ranked_memberships,
+    rebuilds_pictures,
     simultaneous_lower_end,
 )
 from privdd.reporting.findings_file import first_error_line
 from privdd.reporting.schema import FindingRow, Findings, Part, Positive, Unit, Verdict
+from privdd.reporting.summary import believable_findings
 from privdd.reporting.wording import format_number
 from privdd.runtime.files import write_bytes
 
@@ -52,7 +55,7 @@ class Policy(Part):
 
     epsilon_proven, epsilon_shown: largest upper bound by accounting, and largest lower bound by attacks and tests; tpr_at_fpr:
     false-positive rate -> largest true-positive rate; auc: of membership attacks; identified_records: how many single records may be
-    exposed; psnr_gain: dB of the typical rebuilt picture above the best blind guess; verdicts: those that a surface may have;
+    exposed; psnr_gain: dB above the best blind guess, of the typical rebuilt picture, or of the best where single ones stand out; verdicts: those that a surface may have;
     attacked: surfaces that must have been attacked.
     """
 
@@ -111,9 +114,14 @@ def policy_of_settings(settings: Mapping[str, Any]) -> Policy | None:
 
 
 def judge_findings(policy: Policy, findings: Findings) -> list[LimitResult]:
-    """The outcome of every limit that the policy sets, in the policy's order."""
-    return [*_judge_epsilon(policy, findings), *_judge_membership(policy, findings), *_judge_records(policy, findings),
-            *_judge_surfaces(policy, findings)]  # fmt: skip
+    """The outcome of every limit that the policy sets. What cannot be read as a leak (``believable_findings``) decides none."""
+    rows = believable_findings(findings.findings, findings)
+    return [
+        *_judge_epsilon(policy, findings),
+        *_judge_membership(policy, rows),
+        *_judge_reconstruction(policy, rows),
+        *_judge_surfaces(policy, findings),
+    ]
 
 
 def _judge_epsilon(policy: Policy, findings: Findings) -> Iterator[LimitResult]:
@@ -126,15 +134,18 @@ def _judge_epsilon(policy: Policy, findings: Findings) -> Iterator[LimitResult]:
             text = f"nothing is proven: what leaves a client is unprotected, epsilon is infinite ({terms})"
         yield LimitResult("epsilon_proven", "broken" if proven > limit else "holds", f"{text}; limit {limit:g}")
     if (limit := policy.epsilon_shown) is not None:
-        shown = max(measured_epsilon(findings.findings) or 0.0, privacy.epsilon.certified or 0.0)
-        tested = any(row.epsilon_measured is not None for row in findings.findings) or shown > 0
-        outcome: Outcome = "broken" if shown > limit else "holds" if tested else "not decided"
-        text = f"shown at least {format_number(shown)} ({terms})" if tested else "nothing bounded epsilon from below"
-        yield LimitResult("epsilon_shown", outcome, f"{text}; limit {limit:g}")
+        bounds = (measured_epsilon(findings.findings), privacy.epsilon.certified)
+        shown = max((bound for bound in bounds if bound is not None), default=None)
+        if shown is None:
+            line = f"no sound test bounded epsilon from below; limit {limit:g}"
+            yield LimitResult("epsilon_shown", "not decided", line)
+        else:
+            line = f"shown at least {format_number(shown)} ({terms}); limit {limit:g}"
+            yield LimitResult("epsilon_shown", "broken" if shown > limit else "holds", line)
 
 
-def _judge_membership(policy: Policy, findings: Findings) -> Iterator[LimitResult]:
-    rows = [row for row in findings.findings if row.family == "membership"]
+def _judge_membership(policy: Policy, believable: Sequence[FindingRow]) -> Iterator[LimitResult]:
+    rows = [row for row in believable if row.family == "membership"]
     for fpr, limit in policy.tpr_at_fpr.items():
         seen = [(m.at.tpr, m.at.ci, m.row) for m in ranked_memberships(rows) if m.at and m.fpr == fpr]
         what = f"true-positive rate at a false-positive rate of {fpr:g}"
@@ -142,59 +153,53 @@ def _judge_membership(policy: Policy, findings: Findings) -> Iterator[LimitResul
     if policy.auc is not None:
         seen = [(row.auc, row.auc_ci, row) for row in rows if row.auc is not None and row.auc_ci is not None]
         yield _judge_rates("auc", policy.auc, "AUC of membership", seen)
+    if (most := policy.identified_records) is not None:
+        measured = [row for row in rows if row.worst_records is not None]
+        exposed = [row.worst_records for row in measured if row.worst_records and exposes_records(row)]
+        counts = [max(1, sum(one.ci[0] > EXPOSED_FPR for one in worst.records)) for worst in exposed]
+        outcome: Outcome = "not decided" if not measured else "broken" if max(counts, default=0) > most else "holds"
+        found = f"{max(counts, default=0)} records are found more often than by guessing"
+        text = found if measured else "no attack looked at single records"
+        yield LimitResult("identified_records", outcome, f"{text}; limit {most}")
 
 
 def _judge_rates(
     name: str, limit: float, what: str, rates: Sequence[tuple[float, tuple[float, float], FindingRow]]
 ) -> LimitResult:
-    """Broken where the lower end of an interval (95 % for all rates of the run together) is above the limit; held where all upper
-    ends are below it; else the sample is too small to tell."""
+    """Broken where the lower end of an interval is above the limit, held where all upper ends are below it; else the sample is too
+    small to tell. The intervals hold at 95 % for all rates of the run together."""
     if not rates:
-        return LimitResult(
-            name, "not decided", f"{what}: not measured, or the sample is too small for it; limit {limit:g}"
-        )
+        line = f"{what}: not measured, or the sample is too small for it; limit {limit:g}"
+        return LimitResult(name, "not decided", line)
     floors = [(simultaneous_lower_end(rate, ci[0], row._looks.count), rate, row) for rate, ci, row in rates]
     low, _, row = max(floors, key=lambda one: one[:2])
-    high = max(ci[1] for _, ci, _ in rates)
+    high = max(1 - simultaneous_lower_end(1 - rate, 1 - ci[1], one._looks.count) for rate, ci, one in rates)
     outcome: Outcome = "broken" if low > limit else "holds" if high <= limit else "not decided"
-    return LimitResult(
-        name, outcome, f"{what}: between {low:.3g} and {high:.3g} ({row.attack} on {row.surface}); limit {limit:g}"
-    )
+    line = f"{what}: between {low:.3g} and {high:.3g} ({row.attack} on {row.surface}); limit {limit:g}"
+    return LimitResult(name, outcome, line)
 
 
-def _judge_records(policy: Policy, findings: Findings) -> Iterator[LimitResult]:
-    if (limit := policy.identified_records) is not None:
-        exposed = [m for m in ranked_memberships(findings.findings) if m.kind == "exposed" and m.exposed]
-        counts = [(max(1, len(m.exposed.records)), m) for m in exposed if m.exposed]
-        measured = [row for row in findings.findings if row.worst_records is not None]
-        many = max((count for count, _ in counts), default=0)
-        outcome: Outcome = "broken" if many > limit else "holds" if measured else "not decided"
-        text = (
-            f"{many} records are found more often than by guessing"
-            if measured
-            else "no attack looked at single records"
-        )
-        yield LimitResult("identified_records", outcome, f"{text}; limit {limit}")
-    if (gain_limit := policy.psnr_gain) is not None:
-        rows = [r for r in findings.findings if r.family in PICTURE_FAMILIES and r.psnr is not None and r.baselines]
-        gains = [(psnr_gain(row), row) for row in rows]
-        gains += [(r.pictures.best - r.pictures.best_guess, r) for r in rows if r.pictures and has_clear_pictures(r)]
-        gain, row = max(gains, key=lambda one: one[0], default=(0.0, None))
-        where = (
-            f"{gain:.1f} dB above the best blind guess ({row.attack} on {row.surface})"
-            if row
-            else "no attack rebuilt pictures"
-        )
-        outcome = "not decided" if row is None else "broken" if gain > gain_limit else "holds"
-        yield LimitResult("psnr_gain", outcome, f"{where}; limit {gain_limit:g}")
+def _judge_reconstruction(policy: Policy, believable: Sequence[FindingRow]) -> Iterator[LimitResult]:
+    if (limit := policy.psnr_gain) is None:
+        return
+    rows = [row for row in believable if rebuilds_pictures(row) and row.baselines]
+    gains = [(psnr_gain(row), row) for row in rows]
+    gains += [(r.pictures.best - r.pictures.best_guess, r) for r in rows if r.pictures and has_clear_pictures(r)]
+    if not gains:
+        yield LimitResult("psnr_gain", "not decided", f"no attack rebuilt pictures; limit {limit:g}")
+        return
+    gain, row = max(gains, key=lambda one: one[0])
+    line = f"{gain:.1f} dB above the best blind guess ({row.attack} on {row.surface}); limit {limit:g}"
+    yield LimitResult("psnr_gain", "broken" if gain > limit else "holds", line)
 
 
 def _judge_surfaces(policy: Policy, findings: Findings) -> Iterator[LimitResult]:
     if policy.verdicts:
         bad = [f"{row.surface} is {row.verdict}" for row in findings.surfaces if row.verdict not in policy.verdicts]
-        undecided = bad and all(line.endswith("untested") for line in bad)
+        undecided = all(line.endswith("untested") for line in bad) if bad else not findings.surfaces
         outcome: Outcome = "not decided" if undecided else "broken" if bad else "holds"
-        yield LimitResult("verdicts", outcome, f"{'; '.join(bad) or 'all'}; allowed: {', '.join(policy.verdicts)}")
+        text = "; ".join(bad) or ("all" if findings.surfaces else "nothing was sent")
+        yield LimitResult("verdicts", outcome, f"{text}; allowed: {', '.join(policy.verdicts)}")
     for surface in policy.attacked:
         row = next((row for row in findings.surfaces if row.surface == surface), None)
         if row is None:
@@ -202,17 +207,17 @@ def _judge_surfaces(policy: Policy, findings: Findings) -> Iterator[LimitResult]
             yield LimitResult(f"attacked.{surface}", "not decided", line)
         else:
             done = row.audited is True
-            yield LimitResult(
-                f"attacked.{surface}",
-                "holds" if done else "broken",
-                f"{surface}: {row.audited if not done else 'attacked'}",
-            )
+            line = f"{surface}: {'attacked' if done else row.audited}"
+            yield LimitResult(f"attacked.{surface}", "holds" if done else "broken", line)
 
 
 def fails_build(policy: Policy, results: Iterable[LimitResult]) -> bool:
     """Whether a build has to stop: a limit is broken, or was not decided and the policy does not let that pass."""
-    failing = {"broken"} if policy.not_decided == "pass" else {"broken", "not decided"}
-    return any(result.outcome in failing for result in results)
+    return any(result.outcome in _failing_outcomes(policy) for result in results)
+
+
+def _failing_outcomes(policy: Policy) -> tuple[Outcome, ...]:
+    return ("broken",) if policy.not_decided == "pass" else ("broken", "not decided")
 
 
 def breaks_policy(policy: Policy, findings: Findings, out: TextIO) -> bool:
@@ -228,19 +233,20 @@ def format_results(results: Sequence[LimitResult]) -> str:
     return "\n".join(f"policy: {one.outcome}: {one.name}: {one.line}" for one in ranked)
 
 
-def write_junit(file: Path, runs: Mapping[str, Sequence[LimitResult]]) -> None:
-    """JUnit XML: a test suite a run, a test case a limit; what was not decided is skipped."""
-    root = ElementTree.Element("testsuites", name="privdd policy")
+def write_junit(file: Path, runs: Mapping[str, Sequence[LimitResult]], policy: Policy) -> None:
+    """JUnit XML: a test suite a run, a test case a limit. What fails the build is a failure; a limit that was not decided, where the
+    policy lets that pass, is skipped."""
+    failing, root = _failing_outcomes(policy), ElementTree.Element("testsuites", name="privdd policy")
     for run, results in runs.items():
-        count = {key: str(sum(r.outcome == key for r in results)) for key in ("broken", "not decided")}
-        suite = ElementTree.SubElement(
-            root, "testsuite", name=run, tests=str(len(results)), failures=count["broken"], skipped=count["not decided"]
-        )
+        failed = sum(one.outcome in failing for one in results)
+        skipped = sum(one.outcome != "holds" for one in results) - failed
+        sizes = {"tests": str(len(results)), "failures": str(failed), "skipped": str(skipped)}
+        suite = ElementTree.SubElement(root, "testsuite", {"name": run, **sizes})
         for one in results:
             case = ElementTree.SubElement(suite, "testcase", classname=run, name=one.name)
             if one.outcome != "holds":
-                kind = "failure" if one.outcome == "broken" else "skipped"
-                ElementTree.SubElement(case, kind, message=one.line)
+                kind = "failure" if one.outcome in failing else "skipped"
+                ElementTree.SubElement(case, kind, message=f"{one.outcome}: {one.line}")
     write_bytes(file, ElementTree.tostring(root, encoding="utf-8", xml_declaration=True))
 
 

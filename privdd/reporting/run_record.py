@@ -1,4 +1,8 @@
-"""A run folder as the report sees it: typed findings, arrays of evidence, and the command that makes the run again."""
+"""A run folder as the report sees it: typed findings, arrays of evidence, and the command that makes the run again.
+
+Only ``findings.json`` is required. What else is missing leaves its section out of the page; what is there but damaged is
+an error, so that a page never shows less than it seems to.
+"""
 
 from __future__ import annotations
 

@@ -31,7 +31,8 @@ def start_watcher(word: str) -> None:
 
 
 def find_descendants(run: psutil.Process, word: str) -> set[psutil.Process]:
-    """The descendants of these children, and the children themselves. A process is known by its number and its start."""
+    """The children of ``run`` with ``word`` in their command line, and all their descendants. A process is known by its
+    number and its start."""
     found = set()
     with contextlib.suppress(psutil.Error):  # one is gone meanwhile: the next look sees the others
         for child in run.children():

@@ -115,13 +115,13 @@ def _audit_trial(experiment: Experiment, folder: Path, healthy: bool) -> tuple[s
         said = [*filter(None, map(_contradicting_note, found.findings))]
         said += _wire_errors(folder, found.finished_run.progress.ledger)
         return findings_json(found)["verdict"], said or _method_errors(experiment)
-    scene = _train_run(experiment, folder)
-    ledger = scene.progress.ledger
+    run = _train_run(experiment, folder)
+    ledger = run.progress.ledger
     made: list[Finding] = []
     wire = list(_wire_errors(folder, ledger))
     if wire:
         return CONTRADICTION_VERDICT, wire[:1]
-    for finding in guarantee_findings(scene, audit_error_budget(experiment, 0).confidence):
+    for finding in guarantee_findings(run, audit_error_budget(experiment, 0).confidence):
         made.append(finding)
         if wrong := _contradicting_note(finding):
             return CONTRADICTION_VERDICT, [wrong]

@@ -46,10 +46,20 @@ def class_mmd(a: Tensor, a_labels: Tensor, b: Tensor, b_labels: Tensor) -> Tenso
 
 
 def train_virtual(
-    model: nn.Module, params: Tensors, own: Records, shared: Records | None, *, lr: float, batch_size: int,
-    epochs: float, contrast: float, temperature: float, generator: torch.Generator, regulariser: str = "contrastive",
-    one_step: bool = False
-) -> State:  # fmt: skip
+    model: nn.Module,
+    params: Tensors,
+    own: Records,
+    shared: Records | None,
+    *,
+    lr: float,
+    batch_size: int,
+    epochs: float,
+    contrast: float,
+    temperature: float,
+    generator: torch.Generator,
+    regulariser: str = "contrastive",
+    one_step: bool = False,
+) -> State:
     """Plain SGD on ``own``, or on both sets with the regulariser (contrastive | mmd) where ``shared`` is given.
 
     one_step: a single step on the whole set, so that (before - after) / lr is its gradient. Without

@@ -58,9 +58,19 @@ def cross_entropy_of(model: nn.Module) -> RecordLoss:
 
 
 def dp_local_sgd(
-    model: nn.Module, params: Tensors, records: Records, *, lr: float, momentum: float, weight_decay: float, steps: int,
-    ctx: ClientContext, correct: Correction | None = None, loss: RecordLoss | None = None, draws: Draws | None = None
-) -> State:  # fmt: skip
+    model: nn.Module,
+    params: Tensors,
+    records: Records,
+    *,
+    lr: float,
+    momentum: float,
+    weight_decay: float,
+    steps: int,
+    ctx: ClientContext,
+    correct: Correction | None = None,
+    loss: RecordLoss | None = None,
+    draws: Draws | None = None,
+) -> State:
     """``steps`` steps of DP-SGD from ``params`` -> the new parameters, which depend on the records only
     through ``ctx.mechanism("dpsgd")``.
 
@@ -104,9 +114,18 @@ def count_private_steps(mechanism: Mechanism, epochs: float) -> int:
 
 
 def train_privately(
-    model: nn.Module, params: Tensors, records: Records, *, lr: float, momentum: float, weight_decay: float,
-    epochs: float, ctx: ClientContext, correct: Correction | None = None, extra: SharedBatches | None = None
-) -> tuple[State, int]:  # fmt: skip
+    model: nn.Module,
+    params: Tensors,
+    records: Records,
+    *,
+    lr: float,
+    momentum: float,
+    weight_decay: float,
+    epochs: float,
+    ctx: ClientContext,
+    correct: Correction | None = None,
+    extra: SharedBatches | None = None,
+) -> tuple[State, int]:
     """DP-SGD through the mechanism set for "dpsgd" -> (parameters, steps).
 
     The number of steps, epochs / sampling probability, is a public constant: it must not depend on

@@ -52,9 +52,13 @@ def pool_uploads(inbox: Sequence[Received], name: str) -> Records:
 
 
 def train_on_records(
-    model: nn.Module, params: Tensors, records: Records, training: ServerTraining, generator: torch.Generator,
-    loss: Loss | None = None
-) -> State:  # fmt: skip
+    model: nn.Module,
+    params: Tensors,
+    records: Records,
+    training: ServerTraining,
+    generator: torch.Generator,
+    loss: Loss | None = None,
+) -> State:
     """The state after training ``params`` on ``records``; unchanged where there are none."""
     if not len(records):
         return dict(params)

@@ -205,10 +205,21 @@ def count_steps(n: int, batch_size: int, epochs: float) -> int:
 
 
 def local_sgd(
-    model: nn.Module, params: Tensors, records: Records, *, lr: float, momentum: float = 0.0, weight_decay: float = 0.0,
-    batch_size: int, epochs: float | None = None, steps: int | None = None, generator: torch.Generator,
-    loss: Loss | None = None, correct: Correction | None = None, extra: SharedBatches | None = None
-) -> tuple[State, int]:  # fmt: skip
+    model: nn.Module,
+    params: Tensors,
+    records: Records,
+    *,
+    lr: float,
+    momentum: float = 0.0,
+    weight_decay: float = 0.0,
+    batch_size: int,
+    epochs: float | None = None,
+    steps: int | None = None,
+    generator: torch.Generator,
+    loss: Loss | None = None,
+    correct: Correction | None = None,
+    extra: SharedBatches | None = None,
+) -> tuple[State, int]:
     """SGD with heavy-ball momentum on one client -> (state after training, steps taken).
 
     params: parameters and, for models with batch norm, float buffers by name; both come back (see
@@ -276,9 +287,16 @@ def evaluate_model(model: nn.Module, state: Tensors, records: Records, batch: in
 
 
 def local_adam(
-    model: nn.Module, params: Tensors, records: Records, *, lr: float, batch_size: int, epochs: float,
-    generator: torch.Generator, loss: Loss | None = None
-) -> State:  # fmt: skip
+    model: nn.Module,
+    params: Tensors,
+    records: Records,
+    *,
+    lr: float,
+    batch_size: int,
+    epochs: float,
+    generator: torch.Generator,
+    loss: Loss | None = None,
+) -> State:
     """Adam with PyTorch's defaults, fresh each call -> state after ``epochs`` passes in train mode.
 
     params: parameters and float buffers by name; both come back. Raises ValueError for no records.

@@ -153,10 +153,19 @@ def pool_records(parts: Sequence[Records]) -> tuple[Records, list[Tensor]]:
 
 
 def vectorised_sgd(
-    model: nn.Module, params: Tensors, clients: Sequence[Records], *, lr: float, momentum: float = 0.0,
-    weight_decay: float = 0.0, batch_size: int, epochs: float | None = None, steps: int | None = None,
-    generators: Sequence[torch.Generator], correct: Correction | None = None
-) -> list[tuple[State, int]]:  # fmt: skip
+    model: nn.Module,
+    params: Tensors,
+    clients: Sequence[Records],
+    *,
+    lr: float,
+    momentum: float = 0.0,
+    weight_decay: float = 0.0,
+    batch_size: int,
+    epochs: float | None = None,
+    steps: int | None = None,
+    generators: Sequence[torch.Generator],
+    correct: Correction | None = None,
+) -> list[tuple[State, int]]:
     """``local_sgd`` for K sets of records at once -> (state, steps taken) of each, equal up to rounding.
 
     All start at ``params``; clients may hold different numbers of records, their ids must tell records

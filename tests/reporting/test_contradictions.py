@@ -41,10 +41,11 @@ def test_no_two_statements_exclude_each_other(name: str, audited: Callable[[str]
 
 @pytest.mark.parametrize("name", NIGHTLY)
 def test_no_page_at_the_default_preset_contradicts_itself(name: str, tmp_path: Path) -> None:
-    from privdd.cli.compose import compose_config
+    from privdd.cli.compose import compose_config, expand_arguments
     from privdd.cli.run import run_audit
 
-    run_audit(compose_config("audit", [*NIGHTLY[name], "preset=default", "engine=serial"]), tmp_path / "run", ["test"])
+    typed = expand_arguments([*NIGHTLY[name], "preset=default", "engine=serial"], "audit")
+    run_audit(compose_config("audit", typed), tmp_path / "run", ["test"])
     assert page_contradictions(tmp_path / "run") == []
 
 

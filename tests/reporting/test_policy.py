@@ -15,7 +15,7 @@ import yaml
 from privdd.gate import STARTING_POLICY, main
 from privdd.reporting.findings_file import load_findings
 from privdd.reporting.policy import Policy, PolicyError, draw_badge, fails_build, judge_findings, load_policy
-from privdd.reporting.schema import Findings
+from privdd.reporting.schema import Findings, Target
 from tests.conftest import SmallAudit
 
 ACTION = Path(__file__).parents[2] / ".github" / "actions" / "privacy-gate" / "action.yml"
@@ -49,6 +49,24 @@ def test_what_is_unprotected_breaks_every_limit_of_epsilon(audited: Callable[[st
     assert result.outcome == "broken" and "unprotected" in result.line
 
 
+def test_bounds_that_trust_a_law_and_files_under_doubt_decide_nothing(findings: Findings) -> None:
+    trusting = [row.model_copy(update={"epsilon_measured": 9.0, "epsilon_validity": "gaussian_only"}) for row in findings.findings]
+    bare = findings.privacy.model_copy(update={"epsilon": findings.privacy.epsilon.model_copy(update={"certified": None})})
+    assert outcome(findings.model_copy(update={"findings": trusting, "privacy": bare}), epsilon_shown=1) == "not decided"
+    doubted = findings.model_copy(update={"target": Target(kind="model", doubts=["the files differ"])})
+    for limits in ({"auc": 0.9}, {"tpr_at_fpr": {0.1: 0.9}}, {"identified_records": 9}):
+        assert outcome(doubted, **limits) == "not decided"
+
+
+def test_shared_features_are_no_pictures(findings: Findings) -> None:
+    row = next(row for row in findings.findings if row.family == "membership").model_copy(
+        update={"attack": "known_neighbour", "family": "reconstruction", "psnr": 60.0, "baselines": {"psnr_mean": 10.0}}
+    )
+    assert outcome(findings.model_copy(update={"findings": [row]}), psnr_gain=1) == "not decided"
+    other = row.model_copy(update={"attack": "copy_detection"})
+    assert outcome(findings.model_copy(update={"findings": [other]}), psnr_gain=1) == "broken"
+
+
 @pytest.mark.parametrize(("interval", "expected"), [((0.7, 0.9), "broken"), ((0.4, 0.55), "holds"), ((0.55, 0.65), "not decided")])
 def test_an_interval_around_the_limit_decides_nothing(findings: Findings, interval: tuple[float, float], expected: str) -> None:
     middle = sum(interval) / 2
@@ -69,6 +87,7 @@ def test_a_verdict_that_is_not_listed_breaks_the_policy(audited: Callable[[str],
     found = load_findings(audited("fedavg").path)
     assert outcome(found, verdicts=["consistent"]) == "broken"
     assert outcome(found, verdicts=["consistent", "unprotected", "untested"]) == "holds"
+    assert outcome(found.model_copy(update={"surfaces": []}), verdicts=["consistent"]) == "not decided"
     untested = found.model_copy(update={"surfaces": [row.model_copy(update={"verdict": "untested"}) for row in found.surfaces]})
     assert outcome(untested, verdicts=["consistent"]) == "not decided"
 
@@ -99,9 +118,12 @@ def test_the_files_for_a_build(audited: Callable[[str], SmallAudit], tmp_path: P
     asked = [str(run), "--fail-on", "epsilon_proven=1", "auc=1", "psnr_gain=99", "tpr_at_fpr.0.9=1"]
     assert main([*asked, "--junit", str(files[0]), "--badge", str(files[1]), "--markdown", str(files[2])]) == 3
     suite = ElementTree.parse(files[0]).getroot()[0]
-    assert (suite.get("tests"), suite.get("failures")) == ("4", "1") and suite.find("testcase/failure") is not None
+    assert (suite.get("tests"), suite.get("failures")) == ("4", "2") and suite.find("testcase/failure") is not None
     assert "broken" in files[1].read_text() and ElementTree.parse(files[1])
     assert files[2].read_text().count("\n") == 6
+    assert main([str(run), "--fail-on", "psnr_gain=99", "--junit", str(files[0])]) == main([str(run), "--fail-on", "psnr_gain=99"])
+    for wrong in (["auc=["], ["tpr_at_fpr=0.1", "tpr_at_fpr.0.01=0.5"], ["auc"]):
+        assert main([str(run), "--fail-on", *wrong]) == 1 and "LIMIT=VALUE is needed" in capsys.readouterr().err
     assert main([str(run), "--fail-on", "auc=1"]) == 0
     assert "policy: holds: auc" in capsys.readouterr().out
     assert draw_badge(judge_findings(Policy(auc=1), load_findings(run))).count("holds") == 2
@@ -112,6 +134,9 @@ def test_a_sweep_is_judged_run_by_run(audited: Callable[[str], SmallAudit], tmp_
         shutil.copytree(audited(name).path, tmp_path / "sweep" / name)
     assert main([str(tmp_path / "sweep"), "--fail-on", "epsilon_proven=1e6"]) == 3
     out = capsys.readouterr().out
+    (tmp_path / "sweep" / "stopped").mkdir()
+    (tmp_path / "sweep" / "stopped" / "config.yaml").write_text("algo: {}")
+    assert main([str(tmp_path / "sweep"), "--fail-on", "auc=1"]) == 1
     assert "broken" in out.split("fedavg_dpsgd")[0] and "holds" in out.split("fedavg_dpsgd")[1]
 
 

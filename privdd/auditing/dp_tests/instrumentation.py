@@ -101,8 +101,13 @@ class ReleaseRecorder:
         return self.drawn(len(taken)) if self.drawn else taken
 
     def on_release(
-        self, mechanism: Mechanism, name: str, output: Output | None, partition: str | None = None, given: Tensors | None = None
-    ) -> Tensors:  # fmt: skip
+        self,
+        mechanism: Mechanism,
+        name: str,
+        output: Output | None,
+        partition: str | None = None,
+        given: Tensors | None = None,
+    ) -> Tensors:
         rows = given or {}
         guests = self.guests.get(partition, 0) if mechanism.per_record else 0
         output = mechanism(rows if self.inside(name, partition) else without_guests(rows, guests), self.noise)
@@ -147,9 +152,13 @@ def flatten_tensors(value: Tensors) -> Tensor:
 
 
 def recording_context(
-    plan: Plan, round: int, keys: Keys, observe: Callable[[Mechanism, RecordedRelease], None],
-    class_list: Sequence[int] | None = None, **more: Any
-) -> InstrumentedContext:  # fmt: skip
+    plan: Plan,
+    round: int,
+    keys: Keys,
+    observe: Callable[[Mechanism, RecordedRelease], None],
+    class_list: Sequence[int] | None = None,
+    **more: Any,
+) -> InstrumentedContext:
     """The audited client's round with noise from ``keys``; more: of ``ReleaseRecorder``."""
     noise = SeededNoise(keys.torch())
     ctx = instrumented_context(plan, round, ReleaseRecorder(noise, observe, **more), class_list)
@@ -239,7 +248,10 @@ def single_contributions(mechanism: Mechanism, rows: Tensors) -> Tensor:
 
 
 def contribution_fingerprints(rows: Tensors) -> Tensor:
-    """A few numbers of each contribution (n, MARKS) that equal ones share and no others do."""
+    """A few numbers of each contribution (n, MARKS) that equal ones share and no others do.
+
+    A method may put its records in any order, so a contribution is known by what it is, not by its place.
+    """
     flattened = [(t.flatten(1) if t.ndim > 1 else t.unsqueeze(1)).detach().float().nan_to_num() for t in rows.values()]
     return torch.stack([part @ _projection_matrix(part.shape[1]) for part in flattened]).sum(0).double()
 

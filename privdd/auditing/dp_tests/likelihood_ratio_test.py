@@ -127,10 +127,19 @@ def search_guests(
 
 
 def run_transcripts(
-    steps: MatchingSteps, law: MatchingStepLaw, base: Tensor, guest: Tensor, runs: int, ipc: int,
-    generator: torch.Generator
-) -> RatioTranscripts:  # fmt: skip
-    """``runs`` independent runs with the guest and as many without, computed as one batch."""
+    steps: MatchingSteps,
+    law: MatchingStepLaw,
+    base: Tensor,
+    guest: Tensor,
+    runs: int,
+    ipc: int,
+    generator: torch.Generator,
+) -> RatioTranscripts:
+    """``runs`` independent runs with the guest and as many without, computed as one batch.
+
+    Batches are drawn without replacement, so in each step the guest is in the batch with probability |B| / (copies + 1). That
+    coin flip is all that the transcript hides, so its likelihood ratio is exact.
+    """
     noise = torch.randn(2 * runs * ipc, *base.shape, generator=generator)
     images = torch.cat([steps.start(part) for part in noise.split(512)]).unflatten(0, (2 * runs, ipc))
     velocity, ratios = torch.zeros_like(images), torch.zeros(2 * runs, dtype=torch.float64)

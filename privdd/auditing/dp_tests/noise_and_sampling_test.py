@@ -175,8 +175,14 @@ def _unexamined_finding(subject: GuaranteeSubject, attack: str, name: str, count
 
 
 def _examined_finding(
-    subject: GuaranteeSubject, attack: str, name: str, count: int, found: CheckOutcome, says: tuple[str, str], rounds: set[int]
-) -> Finding:  # fmt: skip
+    subject: GuaranteeSubject,
+    attack: str,
+    name: str,
+    count: int,
+    found: CheckOutcome,
+    says: tuple[str, str],
+    rounds: set[int],
+) -> Finding:
     """A row of T0. says: at what it looked, and what it says where it refutes nothing; rounds: that it looked at."""
     limit = law.p_value_limit(subject.confidence)
     wrong = {"refuted": True} if found.p < limit else {}

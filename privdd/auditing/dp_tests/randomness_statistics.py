@@ -254,9 +254,13 @@ def least_visible_cut(numbers: int, p: float) -> float:
 
 
 def tie_test(
-    samples: Sequence[Tensor], steps: Sequence[float], names: Sequence[str], own: Sequence[bool],
-    numbers: Sequence[int] | None = None, share: float = 1.0
-) -> CheckOutcome:  # fmt: skip
+    samples: Sequence[Tensor],
+    steps: Sequence[float],
+    names: Sequence[str],
+    own: Sequence[bool],
+    numbers: Sequence[int] | None = None,
+    share: float = 1.0,
+) -> CheckOutcome:
     """Are more residuals equal, or opposite, than the lattice makes them: in a release, in two, or in all together?
 
     samples: of releases, or what ``chosen_sizes`` chose with ``share`` or more out of so many ``numbers``; own: those that
@@ -342,9 +346,14 @@ def _order_pairs(pairs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _tie_outcome(
-    pairs: tuple[np.ndarray, np.ndarray], sizes: np.ndarray, step: np.ndarray, share: float, names: Sequence[str],
-    own: np.ndarray, how: str
-) -> CheckOutcome:  # fmt: skip
+    pairs: tuple[np.ndarray, np.ndarray],
+    sizes: np.ndarray,
+    step: np.ndarray,
+    share: float,
+    names: Sequence[str],
+    own: np.ndarray,
+    how: str,
+) -> CheckOutcome:
     """Counts of pairs, release by release and all together, against a law with their mean and variance."""
     asked = own[pairs[0]] | own[pairs[1]]
     first, second = pairs[0][asked], pairs[1][asked]

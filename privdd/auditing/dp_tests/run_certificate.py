@@ -66,7 +66,10 @@ class WholeRunReplay:
         return self if all(made[t] == self.releases_by_round[t] for t in made) else replace(self, early=False)
 
     def snapshot_before(self, round: int) -> Snapshot:
-        """The client's state before a round, or before the nearest earlier one of the same phase that was kept."""
+        """The client's state before a round, or before the nearest earlier one of the same phase that was kept.
+
+        What the server sent in another round may stand for this one's: a stated bound holds for whatever is sent.
+        """
         kept = self.subject.snapshots
         phase = self.subject.plan.method.audit_hooks.phase(round)
         alike = sorted(t for t in kept if kept[t].phase == phase) or sorted(kept)
@@ -322,9 +325,14 @@ def _play_trial(run: WholeRunReplay) -> RunScript:
 
 
 def _certify_runs(
-    subject: GuaranteeSubject, run: WholeRunReplay | ClientRunReplay, trial: RunScript, most: int, what: str, *,
-    together: bool = False
-) -> RunCertificate:  # fmt: skip
+    subject: GuaranteeSubject,
+    run: WholeRunReplay | ClientRunReplay,
+    trial: RunScript,
+    most: int,
+    what: str,
+    *,
+    together: bool = False,
+) -> RunCertificate:
     """Play ``most`` runs, rounded up to whole groups of runs side by side; together: all in lockstep."""
     hosts = trial.hosts
     mu, q, kappa = np.array(trial.steps).mean(0).T

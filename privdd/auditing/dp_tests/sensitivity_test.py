@@ -104,9 +104,13 @@ class ExaminedRound:
         return self.history.snapshot_before(self.snapshot.round, shard) if self.history else self.snapshot
 
     def run_forced(
-        self, shard: Shard, seen: SeenContributions, forced: list[Tensors] | None, snapshot: Snapshot | None = None,
-        **more: Any
-    ) -> ForcedRun:  # fmt: skip
+        self,
+        shard: Shard,
+        seen: SeenContributions,
+        forced: list[Tensors] | None,
+        snapshot: Snapshot | None = None,
+        **more: Any,
+    ) -> ForcedRun:
         """The round with every record sampled; forced: what its releases return; more: of ``ReleaseRecorder``."""
         run, start = ForcedRun(seen, []), snapshot or self.snapshot
         ctx = recording_context(self.plan, start.round, self.keys, run.seen, forced=forced, **more)
@@ -353,7 +357,8 @@ class SensitivityTally:
 
     changes: guest -> largest change, in units; calls: releases by partition; residual, numbers: sum of squares and
     count of the drawn noise values, in units of the stated noise; others: the other records' contributions in the
-    first releases; moved: the most that they change; leak: what else depends on a record, in words, which has no
+    first releases; moved: the most that they change, zero
+    wherever the proof holds (batch norm, a map trained on the records, or a normaliser that reads them shows up here); leak: what else depends on a record, in words, which has no
     bound; sizes: guest -> the norm of its contribution before it is clipped; kept: contributions of the guest
     ``keeps``, release by release; in_order: whether the method leaves its records in the order in which it has them.
     """

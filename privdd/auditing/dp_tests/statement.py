@@ -152,8 +152,14 @@ class Statement:
     unit: str = "record"
 
     def guarantee_finding(
-        self, attack: str, note: str, *, adversary: Adversary = Adversary.ANALYST, looks: Mapping[str, Any] | None = None, **measures: Any
-    ) -> Finding:  # fmt: skip
+        self,
+        attack: str,
+        note: str,
+        *,
+        adversary: Adversary = Adversary.ANALYST,
+        looks: Mapping[str, Any] | None = None,
+        **measures: Any,
+    ) -> Finding:
         """looks: diagnostics beside the unit."""
         tested = {"signal": self.name, "diagnostics": {"unit": self.unit, **(looks or {})}}
         stated = {"epsilon_stated": self.epsilon, **tested, **measures, "note": note}
@@ -208,8 +214,13 @@ class Statement:
         return {r.round for r in self.subject.ledger.releases if r.name in names and r.client == client}
 
     def likelihood_ratio_findings(
-        self, found: RatioTranscripts, note: str, *, final: RatioTranscripts | None = None, event: dpa.DpEvent | None = None
-    ) -> Iterator[Finding]:  # fmt: skip
+        self,
+        found: RatioTranscripts,
+        note: str,
+        *,
+        final: RatioTranscripts | None = None,
+        event: dpa.DpEvent | None = None,
+    ) -> Iterator[Finding]:
         """T2, and T3 on the transcript, on what is finally sent, of the runs ``final`` (None: not that), and against the
         accountant's curve of ``event``, which the releases of a run are accounted as (None: nothing is accounted)."""
         confidence, delta = self.subject.confidence, self.subject.delta
@@ -251,6 +262,9 @@ def curve_finding(statement: Statement, inside: Tensor, outside: Tensor, event: 
     inside, outside: ln P/Q of independent runs of the releases that ``event`` accounts for, P with the record. Its
     ``epsilon_measured`` is above the statement's epsilon exactly where the curve is refuted at the subject's
     confidence. Below it, it is the epsilon of the least noise that the runs refute: no bound for other mechanisms.
+
+    The threshold comes from the accounted curve and the number of runs alone, so no run is spent on choosing it: error
+    rates below the curve refute the accountant, whatever the mechanism's true law is.
     """
     subject, relation = statement.subject, statement.subject.ledger.relation
 

@@ -1,7 +1,13 @@
 """Whole runs of the audited client with coins and noise prescribed beforehand: one release, one run, or many runs in lockstep.
 
 The client's data are crafted records alone, each the subject of a run of its own: the records share every release,
-but not the numbers in which they move it, so that what one leaves behind says nothing of the others.
+but not the numbers in which they move it, so that what one leaves behind says nothing of the others. Under
+``replace`` each stands against its opposite, else against none; where records are sampled, both join by coins of the same
+law, and each is compared with what is released without either.
+
+What a mechanism does with its noise is measured, not believed: its value without noise, with and without each record, and
+how far a draw of given size moves each number. So a mechanism that adds less noise than it states, or moves further than
+its clip norm, shows up in the privacy loss. Trusted is that ``noise.normal`` is standard normal.
 """
 
 from __future__ import annotations
@@ -143,9 +149,15 @@ def _check_no_overlap(one: Tensor, other: Tensor) -> None:
 
 
 def release_prescribed(
-    mechanism: Mechanism, blank: EmptyRelease, alone: Sequence[Tensors], taken: Tensors | None, noise: np.ndarray,
-    generator: torch.Generator, nobody: Tensors, against: Sequence[Tensors] = ()
-) -> PrescribedRelease:  # fmt: skip
+    mechanism: Mechanism,
+    blank: EmptyRelease,
+    alone: Sequence[Tensors],
+    taken: Tensors | None,
+    noise: np.ndarray,
+    generator: torch.Generator,
+    nobody: Tensors,
+    against: Sequence[Tensors] = (),
+) -> PrescribedRelease:
     """Release ``taken``; along record h's direction the noise is ``noise[h]`` standard deviations.
 
     nobody: the mechanism's input without any of H records, and blank what it makes of that; alone: with each of them
@@ -234,9 +246,14 @@ class RunScript:
         return coin, float(torch.randn((), generator=self.generator, dtype=torch.float64))
 
     def add_release(
-        self, mechanism: Mechanism, nobody: Tensors, alone: Sequence[Tensors], present: Tensors, hosts: Sequence[int],
-        against: Sequence[Tensors] = ()
-    ) -> Tensors:  # fmt: skip
+        self,
+        mechanism: Mechanism,
+        nobody: Tensors,
+        alone: Sequence[Tensors],
+        present: Tensors,
+        hosts: Sequence[int],
+        against: Sequence[Tensors] = (),
+    ) -> Tensors:
         """One release that concerns the runs ``hosts``; present: the input with all their records, by row or alone;
         against: with each record only that one of them is exchanged for, where ``nobody`` holds none of these."""
         q = float(mechanism.sampling_probability)
@@ -293,8 +310,13 @@ class ScriptPlayer:
         """Everybody."""
 
     def on_release(
-        self, mechanism: Mechanism, name: str, output: Output | None, partition: str | None = None, given: Tensors | None = None
-    ) -> Tensors:  # fmt: skip
+        self,
+        mechanism: Mechanism,
+        name: str,
+        output: Output | None,
+        partition: str | None = None,
+        given: Tensors | None = None,
+    ) -> Tensors:
         rows, wanted = given or {}, None if partition is None else int(partition.removeprefix("label:"))
         hosts = [h for h, label in enumerate(self.labels) if wanted in (None, label)]
         count, needed = len(next(iter(rows.values()))), len(hosts) * (2 if self.script.exchanged else 1)

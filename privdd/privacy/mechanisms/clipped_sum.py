@@ -8,7 +8,7 @@ from typing import ClassVar
 import dp_accounting as dpa
 import torch
 
-from attacks.validation import check_positive
+from attacks.validation import check_positive, check_probability
 from privdd.core.types import Tensors
 from privdd.privacy.clipping import LazyTensors, RecordLayout, clipped_sum
 from privdd.privacy.lattice import ON_LATTICE, Lattice
@@ -38,8 +38,7 @@ class ClippedSum(Mechanism, hooks=("noise_std",)):
 
     def __post_init__(self) -> None:
         check_positive(self, "noise_multiplier", "clip_norm", "normaliser")
-        if not 0 < self.sampling_probability <= 1:
-            raise ValueError(f"sampling_probability={self.sampling_probability!r}: a number in (0, 1] is needed")
+        check_probability(self, "sampling_probability")
         _ = self._noise_lattice  # raises for noise that is too small
 
     @property
