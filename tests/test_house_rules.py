@@ -170,7 +170,7 @@ def test_no_test_imports_a_benchmark() -> None:
 
 
 def test_what_the_first_suite_leaves_out_is_there() -> None:
-    """A renamed test would be in it again without a word."""
+    """A renamed file or test would be in it again without a word; cases are not looked at, as some need optional packages."""
     for name in nightly_tests():
         file, _, test = name.partition("::")
         text = (ROOT / file).read_text()
