@@ -160,10 +160,12 @@ def audit(
     from privdd.cli.main import config_of
     from privdd.cli.run import run_audit
     from privdd.reporting.run_record import read_run_record
+    from privdd.runtime.workers import own_workers
 
     _attach_views()
     folder, typed = _output_folder(out), (*overrides, *settings_to_overrides(settings))
-    run_audit(config_of("audit", *typed, config_dir=config_dir), folder, _typed_command("audit", typed))
+    with own_workers():
+        run_audit(config_of("audit", *typed, config_dir=config_dir), folder, _typed_command("audit", typed))
     return read_run_record(folder).findings
 
 
@@ -178,9 +180,11 @@ def train(
     from privdd.cli.main import config_of
     from privdd.cli.run import run_training
     from privdd.runtime.files import read_json
+    from privdd.runtime.workers import own_workers
 
     folder, typed = _output_folder(out), (*overrides, *settings_to_overrides(settings))
-    run_training(config_of("train", *typed, config_dir=config_dir), folder, _typed_command("train", typed))
+    with own_workers():
+        run_training(config_of("train", *typed, config_dir=config_dir), folder, _typed_command("train", typed))
     return read_json(folder / "training.json")
 
 

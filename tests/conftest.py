@@ -20,6 +20,7 @@ from unittest.mock import patch
 # Read by numpy as it is imported, and by what a test starts. With two workers on two cores, each of which multiplies
 # matrices on both, most of the time is spent in waiting for one another: ten times and more.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("LOKY_MAX_CPU_COUNT", "1")  # engine=auto has one process: two workers of pytest have the cores
 
 import hypothesis
 import numpy as np

@@ -41,7 +41,7 @@ from privdd.federated.simulation import (
     start_training,
 )
 from privdd.methods.own_training import OwnTraining
-from privdd.runtime.engine import Engine
+from privdd.runtime.engine import IN_THIS_PROCESS, Engine, engine_in_words
 from privdd.runtime.progress import format_seconds
 from privdd.runtime.startup import can_fork
 from privdd.runtime.workers import torch_threads
@@ -325,44 +325,95 @@ class CostEstimate:
     def format_lines(self) -> list[str]:
         """One line for each stage, then the totals."""
         rows = [f"  {name:<16}{stage.cpu:>8.1f} CPU s" for name, stage in self.stages.items()]
-        workers = f"{self.engine.size} worker{'s' * (self.engine.size > 1)}"
-        total = f"about {format_seconds(self.wall_seconds)} on {workers}, {self.cpu_seconds:.0f} CPU s"
+        total = (
+            f"about {format_seconds(self.wall_seconds)} on {engine_in_words(self.engine)}, {self.cpu_seconds:.0f} CPU s"
+        )
         memory, disk = format_bytes(self.needs.memory), format_bytes(self.needs.disk)
         return [*rows, f"{total}; memory {memory} and disk {disk}, at least"]
 
 
+def choose_engine(
+    experiment: Experiment, attacks: Mapping[str, Attack], seconds: float
+) -> tuple[Experiment, CostEstimate | None]:
+    """``experiment`` with an engine in the place of ``auto``, and what the run costs; None where nothing was timed.
+
+    Worker processes are taken where there is more than one core, memory for them, and they save more seconds than their
+    start costs CPU seconds. Rounds of somebody else's code, or machine, are not timed, and stay in this process. attacks:
+    none where the run only trains; seconds: as of ``estimate_cost``.
+    """
+    possible = [experiment]
+    if experiment.engine.kind == "auto":
+        kinds = [replace(experiment, engine=replace(experiment.engine, kind=k)) for k in ("serial", "processes")]
+        possible = [one for one in kinds if one.engine.kind == "serial" or can_spread(one)]
+    untimed = experiment.engine.clients_remember or trains_by_own_code(experiment)
+    if untimed or (experiment.auditing is None and len(possible) == 1):  # a training says nothing of its price
+        return possible[0], None
+    timing = time_rounds(experiment, seconds)
+    first, *others = (price_rounds(one, attacks, *timing) for one in possible)
+    for made, cost in zip(possible[1:], others):
+        if first.wall_seconds - cost.wall_seconds > cost.stages["workers' start"].cpu:
+            return made, cost
+    return possible[0], first
+
+
+def can_spread(experiment: Experiment) -> bool:
+    """Whether there are several workers for the processes of ``experiment``, and memory; a GPU is not shared."""
+    free, needed = free_memory(), least_needs(experiment).memory
+    return experiment.engine.size > 1 and experiment.run.device == "cpu" and (free is None or needed <= free)
+
+
 def estimate_cost(experiment: Experiment, attacks: Mapping[str, Attack], seconds: float) -> CostEstimate:
     """Estimate the cost of an audit, after timing rounds for ``seconds`` of CPU, or as long as one of each kind takes."""
-    plan, audit, engine = experiment.plan, experiment.audit_settings, experiment.engine
-    timed, chained = time_rounds(experiment, seconds)
+    return price_rounds(experiment, attacks, *time_rounds(experiment, seconds))
+
+
+def price_rounds(
+    experiment: Experiment, attacks: Mapping[str, Attack], timed: Mapping[int, RoundTiming], chained: bool
+) -> CostEstimate:
+    """The price of a run whose rounds cost what ``time_rounds`` found; of training alone where nothing is audited."""
+    plan, engine = experiment.plan, experiment.engine
     rounds = {t: timing_of_round(plan, timed, t) for t in range(plan.method.rounds)}
-    trained = {
-        t: _add(spread_tasks(one.usual, len(plan.participants(t)), engine.size), Stage(one.server, one.server))
-        for t, one in rounds.items()
+    trained = {t: _training_stage(one, len(plan.participants(t)), engine) for t, one in rounds.items()}
+    stages = {
+        "start": Stage(START_SECONDS, START_SECONDS),
+        "workers' start": _worker_start(engine, experiment.run.device),
+        "train": _add(*trained.values()),
     }
-    shared, federations = (
-        count_shared_rounds(plan.method, audit.federation_rounds),
-        federation_count(experiment, attacks),
-    )
+    if experiment.auditing is not None:
+        stages |= _audit_stages(experiment, attacks, rounds, trained, chained)
+    clients = f"{len(timed)} round{'s' * (len(timed) > 1)} of two clients"
+    source = f"from {clients} on this machine; attacks and guarantee tests were not run, their share is rough"
+    return CostEstimate({k: one for k, one in stages.items() if one.cpu}, engine, least_needs(experiment), source)
+
+
+def _training_stage(one: RoundTiming, clients: int, engine: Engine) -> Stage:
+    """One round: clients in waves, the audited one as long as it takes, then the server in the main process."""
+    local = spread_tasks(one.usual, clients, engine.size)
+    return Stage(local.cpu + one.server, max(local.wall, one.audited * bool(clients)) + one.server)
+
+
+def _audit_stages(
+    experiment: Experiment,
+    attacks: Mapping[str, Attack],
+    rounds: Mapping[int, RoundTiming],
+    trained: Mapping[int, Stage],
+    chained: bool,
+) -> dict[str, Stage]:
+    """What comes after training. rounds, trained: what a round takes, and the stage that it is, for each round."""
+    plan, audit, size = experiment.plan, experiment.audit_settings, experiment.engine.size
+    shared = count_shared_rounds(plan.method, audit.federation_rounds)
+    replays = federation_count(experiment, attacks) - 1  # one of them is the run itself
     once = _add(*(one for t, one in trained.items() if t < shared))
     later = sum(one.cpu for t, one in trained.items() if t >= shared)
     searches, tests = _search_seconds(experiment, attacks, rounds), audit.guarantee.slow_runs * bool(plan.mechanisms)
     signals = GRADIENT_SIGNAL_SECONDS if Surface.UPDATE in plan.method.uploads.values() else SIGNAL_SECONDS
     searched = sum(searches) + signals * replay_count(experiment, attacks)
-    stages = {
-        "start": Stage(START_SECONDS, START_SECONDS),
-        "workers' start": _worker_start(engine, experiment.run.device),
-        "train": _add(*trained.values()),
+    return {
         "worlds": _replay_stage(experiment, attacks, rounds, chained),
-        "federations": _add(once, spread_tasks(later, federations, engine.size))
-        if federations > 1
-        else Stage(0.0, 0.0),
-        "attacks": Stage(searched, max(searched / engine.size, max(searches, default=0.0))),
-        "guarantee tests": Stage(TEST_SECONDS * tests, TEST_SECONDS * tests / engine.size),
+        "federations": _add(once, spread_tasks(later, replays, size)) if replays > 0 else Stage(0.0, 0.0),
+        "attacks": Stage(searched, max(searched / size, max(searches, default=0.0))),
+        "guarantee tests": Stage(TEST_SECONDS * tests, TEST_SECONDS * tests / size),
     }
-    clients = f"{len(timed)} round{'s' * (len(timed) > 1)} of two clients"
-    source = f"from {clients} on this machine; attacks and guarantee tests were not run, their share is rough"
-    return CostEstimate({k: one for k, one in stages.items() if one.cpu}, engine, least_needs(experiment), source)
 
 
 def _add(*stages: Stage) -> Stage:
@@ -371,7 +422,7 @@ def _add(*stages: Stage) -> Stage:
 
 def _worker_start(engine: Engine, device: str) -> Stage:
     """The process that workers are forked from loads everything while this one does."""
-    if engine.kind == "serial":
+    if engine.kind in IN_THIS_PROCESS:
         return Stage(0.0, 0.0)
     if engine.kind == "processes" and can_fork(device):
         return Stage(FORKSERVER_SECONDS + FORK_SECONDS * engine.size, FORK_SECONDS)
@@ -424,16 +475,9 @@ def trains_by_own_code(experiment: Experiment) -> bool:
     return isinstance(method, OwnTraining) or not type(method).__module__.startswith("privdd.")
 
 
-def describe_estimate(experiment: Experiment, attacks: Mapping[str, Attack]) -> str:
-    """ "estimated ..." for a run above a minute, else "". A client of somebody else's code, or machine, is not timed."""
-    if experiment.engine.clients_remember or trains_by_own_code(experiment):
+def describe_estimate(cost: CostEstimate | None) -> str:
+    """ "estimated ..." for a run above a minute, else ""; also where nothing was timed."""
+    if cost is None or cost.wall_seconds < MIN_ANNOUNCED_SECONDS:
         return ""
-    cost = estimate_cost(experiment, attacks, ANNOUNCEMENT_SECONDS)
-    if cost.wall_seconds < MIN_ANNOUNCED_SECONDS:
-        return ""
-    size = experiment.engine.size
-    kind = {"serial": "one process", "processes": f"{size} processes", "ray": f"{size} Ray workers"}[
-        experiment.engine.kind
-    ]
-    memory = format_bytes(cost.needs.memory)
-    return f"estimated {format_seconds(cost.wall_seconds)} on {kind}, {memory} at least; --dry-run for details"
+    time, memory = format_seconds(cost.wall_seconds), format_bytes(cost.needs.memory)
+    return f"estimated {time} on {engine_in_words(cost.engine)}, {memory} at least; --dry-run for details"

@@ -242,7 +242,7 @@ class ShadowTraining:
             raise DamagedRun(
                 f"world {world}: {', '.join(bad)} not finite; did training diverge? (lower the learning rate)"
             )
-        write_tensors(_replay_file(place, world), signals)
+        write_tensors(_replay_file(place, world), signals, durable=False)  # a damaged file is computed again
         return signals
 
 
@@ -408,12 +408,12 @@ def stack_server_signals(run: FinishedRun, whole: Shard, folder: RunFolder, fede
     with show_progress("shadow federations", replays) as bar:
         bar.advance(by=len(found))
         begun = _run_shared_rounds(
-            plan, experiment.new_ledger(), experiment.shards, whole, game, shared if missing else 0
+            plan, experiment.new_ledger(), experiment.shards, whole, game, shared if missing else 0, experiment.engine
         )
         shards = {w: _with_shard(experiment.shards, plan, game.shard_of_replay(whole, w)) for w in missing}
         tasks = [FederationReplay(plan, shards[w], adversary, w, begun) for w in missing]
         for w, signals in zip(missing, experiment.engine.map(run_federation_replay, tasks)):
-            write_tensors(_replay_file(place, w), signals)
+            write_tensors(_replay_file(place, w), signals, durable=False)
             found[w] = signals
             bar.advance()
     return {key: torch.stack([found[w][key] for w in sorted(found)]) for key in real}
@@ -504,17 +504,18 @@ class FederationReplay:
 
     def run(self) -> Signals:
         plan = replace(self.plan, keys=self.plan.keys.fold("world", self.world))
-        progress = run_rounds_until(plan, self.begun, self.shards, plan.method.rounds)
+        here = Engine(threads=torch.get_num_threads())
+        progress = run_rounds_until(plan, self.begun, self.shards, plan.method.rounds, here)
         final = plan.method.broadcast(progress.server)
         own = replace(self.adversary, memory=progress.memories.get(plan.victim, {}))
         return server_signals(plan, progress.server, own, final)
 
 
-def run_rounds_until(plan: Plan, progress: Progress, shards: Sequence[Shard], rounds: int) -> Progress:
+def run_rounds_until(plan: Plan, progress: Progress, shards: Sequence[Shard], rounds: int, engine: Engine) -> Progress:
     """``progress`` after all rounds before ``rounds``."""
-    serial, sent = Engine(threads=torch.get_num_threads()), None
+    sent = None
     while progress.round < rounds:
-        progress, _, sent = run_round(plan, progress, shards, serial, sent)
+        progress, _, sent = run_round(plan, progress, shards, engine, sent)
     return progress
 
 
@@ -524,7 +525,13 @@ def count_shared_rounds(method: Method, replayed: int) -> int:
 
 
 def _run_shared_rounds(
-    plan: Plan, ledger: Ledger, shards: Sequence[Shard], whole: Shard, game: MembershipGame, rounds: int
+    plan: Plan,
+    ledger: Ledger,
+    shards: Sequence[Shard],
+    whole: Shard,
+    game: MembershipGame,
+    rounds: int,
+    engine: Engine,
 ) -> Progress:
     """The rounds that all worlds share, with fresh coins; before the first round where there are none.
 
@@ -536,7 +543,7 @@ def _run_shared_rounds(
     keys = plan.keys.fold("world", "shared")
     coins = torch.rand(1, game.masks.shape[1], generator=keys.fold("secret", "coins").torch()) < 0.5
     own = replace(game, masks=coins).shard_of_replay(whole, 0)
-    return run_rounds_until(replace(plan, keys=keys), begun, _with_shard(shards, plan, own), rounds)
+    return run_rounds_until(replace(plan, keys=keys), begun, _with_shard(shards, plan, own), rounds, engine)
 
 
 def run_federation_replay(task: FederationReplay) -> Signals:

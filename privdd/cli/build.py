@@ -44,7 +44,7 @@ from privdd.privacy.accounting import calibrate
 from privdd.privacy.mechanism import Mechanism
 from privdd.privacy.mechanisms import ClippedSum
 from privdd.privacy.noise import settings_hash
-from privdd.runtime.engine import Engine
+from privdd.runtime.engine import IN_THIS_PROCESS, Engine
 
 # Images stay in [0, 1] wherever else they are: in attacks and their distances, in what mechanisms clip, in pictures. For
 # methods that average models this is what standardising the records would be. Methods that learn images (FedDM, FedLGD)
@@ -177,7 +177,7 @@ def _check_device(device: str, method: Method, engine: Engine) -> None:
         raise BadConfig(f"device={device}: {type(method).__name__} computes on the CPU alone; leave device=cpu")
     if device != "cpu" and not torch.cuda.is_available():
         raise BadConfig(f"device={device}: allowed are cpu, and cuda where a GPU is present")
-    if device != "cpu" and engine.kind != "serial":
+    if device != "cpu" and engine.kind not in IN_THIS_PROCESS:
         raise BadConfig(
             f"device={device}: engine={engine.kind} would have several processes share one GPU; take engine=serial, and for "
             "each further GPU a run of its own with CUDA_VISIBLE_DEVICES"

@@ -14,7 +14,13 @@ DRY_RUN_OPTION = "--dry-run"
 
 def print_cost(config: DictConfig, path: Path) -> int:
     """Print what the audit of ``config`` into ``path`` takes; exit status 0. Raises BadConfig for what cannot run."""
-    from privdd.auditing.cost_estimate import DRY_RUN_SECONDS, check_resources, estimate_cost, trains_by_own_code
+    from privdd.auditing.cost_estimate import (
+        DRY_RUN_SECONDS,
+        check_resources,
+        choose_engine,
+        estimate_cost,
+        trains_by_own_code,
+    )
     from privdd.cli.build import build_attacks, build_experiment
     from privdd.cli.settings import is_forced
     from privdd.core.device import deterministic_kernels
@@ -27,7 +33,10 @@ def print_cost(config: DictConfig, path: Path) -> int:
     timed = part if trains_by_own_code(experiment) else "a part of a few rounds"
     print(f"privdd: {DRY_RUN_OPTION}: timing {timed}", file=sys.stderr, flush=True)
     with deterministic_kernels(experiment.run.device):  # the kernels of the run
-        found = estimate_cost(experiment, build_attacks(config), DRY_RUN_SECONDS)
+        attacks = build_attacks(config)
+        found = choose_engine(experiment, attacks, DRY_RUN_SECONDS)[1] or estimate_cost(
+            experiment, attacks, DRY_RUN_SECONDS
+        )
     print("\n".join([f"{config.name or 'this run'}: nothing was kept; {found.source}", *found.format_lines()]))
     return 0
 

@@ -39,7 +39,7 @@ from privdd.cli.settings import audit_settings, privacy_settings, run_settings
 from privdd.cli.sweeps import Sweep, count_points, is_sweep, parse_sweep, pin_sweep_folder
 from privdd.core.validation import BadConfig
 from privdd.runtime.files import check_plain_folder
-from privdd.runtime.startup import keep_freed_memory, start_forkserver
+from privdd.runtime.startup import keep_freed_memory, start_forkserver, usable_cores
 
 COMMAND_PURPOSES = {
     "audit": "Train federated clients, attack everything that leaves one of them, and test the stated privacy limit.",
@@ -181,7 +181,7 @@ def _run_command(command: str, run: CommandRun) -> int:
         return 0
     config = _check_without_torch(command, argv)
     # a stored run may be on another device, and the points of a sweep may be processes themselves
-    if config.engine.kind == "processes" and not _names_stored_run(config) and not is_sweep(argv):
+    if may_start_processes(config) and not _names_stored_run(config) and not is_sweep(argv):
         start_forkserver(WORKER_MODULES[command], config.device)
     _check_with_torch(config, argv)
     for word in ("resume", "run"):
@@ -203,6 +203,12 @@ def _run_command(command: str, run: CommandRun) -> int:
     if secret_typed and config.privacy.noise_source != "secret":
         raise unused_secret_error()
     return _run_with_hydra(command, run, argv, typed)
+
+
+def may_start_processes(config: DictConfig) -> bool:
+    """Whether a run may have worker processes, before it is known what it costs."""
+    kind, asked = config.engine.kind, config.engine.workers
+    return kind == "processes" or (kind == "auto" and config.device == "cpu" and (asked or usable_cores()) > 1)
 
 
 def check_command(command: str, argv: Sequence[str]) -> DictConfig:

@@ -21,6 +21,7 @@ from privdd.cli.stored_config import OUTSIDE_SETTINGS, list_foreign_packages, lo
 from privdd.core.device import deterministic_kernels
 from privdd.core.validation import BadConfig
 from privdd.reporting.schema import Findings
+from privdd.runtime.engine import engine_in_words
 from privdd.runtime.files import is_half_written, list_plain_files, lock_folder, write_bytes
 from privdd.runtime.manifest import seal_folder
 from privdd.runtime.run_folder import RunFolder
@@ -105,7 +106,7 @@ def _audit_into_folder(config: DictConfig, path: Path, argv: Sequence[str], held
         from privdd.cli.external_scores import audit_external_scores
 
         return audit_external_scores(config, path, argv)
-    from privdd.auditing.cost_estimate import check_resources, describe_estimate
+    from privdd.auditing.cost_estimate import check_resources
     from privdd.auditing.coverage import check_coverage
     from privdd.auditing.earlier_findings import earlier_findings
     from privdd.auditing.findings import write_audit
@@ -133,10 +134,8 @@ def _audit_into_folder(config: DictConfig, path: Path, argv: Sequence[str], held
     check_not_overtaken(RunFolder(path), config)
     earlier = earlier_findings(RunFolder(path), asked, others=further)
     folder = prepare_run_folder(path, config)
-    print_run_line(experiment, path)
     held.enter_context(_deterministic_run(experiment))
-    if not folder.checkpoint_file.exists() and (price := describe_estimate(experiment, attacks)):
-        print(f"privdd: {price}", file=sys.stderr)
+    experiment = announce_run(experiment, attacks, folder)
     with print_resume_command("audit", path, config):
         audited = audit_experiment(experiment, attacks, folder, earlier)
         kept = {finding.attack for finding in earlier.by_file.values()}
@@ -155,6 +154,23 @@ def _audit_into_folder(config: DictConfig, path: Path, argv: Sequence[str], held
     print(f"\nreport: {page}\nresult: {folder.findings_file}")
     broken = policy is not None and breaks_policy(policy, result, sys.stdout)
     return CONTRADICTION_STATUS if result.verdict == "contradiction" else EXIT_BROKEN if broken else 0
+
+
+def announce_run(experiment: Any, attacks: Mapping[str, Any], folder: RunFolder) -> Any:
+    """``experiment`` with its engine chosen, after a line about the run and, where it takes long, one about its price.
+
+    Attacks that are added to a finished run have no price, and ``auto`` runs them in this process.
+    """
+    from privdd.auditing.cost_estimate import ANNOUNCEMENT_SECONDS, choose_engine, describe_estimate
+
+    price = None
+    if not folder.findings_file.exists():
+        experiment, price = choose_engine(experiment, attacks, ANNOUNCEMENT_SECONDS)
+    print_run_line(experiment, folder.path)
+    new_audit = experiment.auditing is not None and not folder.checkpoint_file.exists()
+    if new_audit and (said := describe_estimate(price)):
+        print(f"privdd: {said}", file=sys.stderr)
+    return experiment
 
 
 def attacked_again(config: DictConfig, folder: RunFolder) -> tuple[list[str], bool]:
@@ -201,8 +217,8 @@ def _train_into_folder(config: DictConfig, path: Path, argv: Sequence[str], held
     check_resources(experiment, path, force=is_forced(config))
     held.enter_context(lock_folder(path))
     folder = prepare_run_folder(path, config)
-    print_run_line(experiment, path)
     held.enter_context(_deterministic_run(experiment))
+    experiment = announce_run(experiment, {}, folder)
     began = time.monotonic()
     plan, ledger = experiment.plan, experiment.new_ledger()
     trainer = Trainer(
@@ -245,13 +261,14 @@ def _deterministic_run(experiment: Any) -> Iterator[None]:
 
 
 def print_run_line(experiment: Any, path: Path) -> None:
-    """Print a line about the run before training starts: method, data, clients, audited client, folder; on a GPU one
-    more, what runs there."""
+    """Print a line about the run before training starts: method, data, clients, audited client, processes,
+    folder; on a GPU one more, what runs there."""
     shards = experiment.shards
     sizes = [len(s.train) for s in shards]
     print(
         f"privdd: {type(experiment.plan.method).__name__} on {experiment.dataset.name} ({experiment.dataset.note}), "
-        f"{len(shards)} clients of {min(sizes)} to {max(sizes)} records, audited client {experiment.plan.victim}; {path}",
+        f"{len(shards)} clients of {min(sizes)} to {max(sizes)} records, audited client {experiment.plan.victim}, "
+        f"{engine_in_words(experiment.engine)}; {path}",
         file=sys.stderr,
     )
     if experiment.run.device != "cpu":

@@ -29,6 +29,7 @@ PUBLISHED_SCALES: dict[str, Scale] = {
 }
 MOST_WORKERS = 1024  # torch dies of tens of thousands of threads
 SETTINGS_BY_KIND = {  # kind of engine -> the settings that it reads
+    "auto": ("workers", "threads", "retries"),
     "serial": ("threads",),
     "processes": ("workers", "threads", "retries"),
     "ray": ("workers", "threads", "retries", "address"),

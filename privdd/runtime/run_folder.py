@@ -35,14 +35,14 @@ LARGEST_TENSORS = 16 * 2**30
 LARGEST_HEADER = 16 * 2**20  # bytes of names and shapes at the start of a safetensors file
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Contiguous copies on the CPU, as safetensors.
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], *, durable: bool = True) -> None:
+    """Contiguous copies on the CPU, as safetensors. durable: as of ``write_parts``.
 
     The names' order is kept beside them: sums and noise run over a state in its order, so a resumed
     run gives the same bits only if the order comes back.
     """
     plain = {name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}
-    write_bytes(path, safetensors.torch.save(plain, {"order": json.dumps(list(plain))}))
+    write_bytes(path, safetensors.torch.save(plain, {"order": json.dumps(list(plain))}), durable=durable)
 
 
 def read_tensors(path: Path, limit: int = LARGEST_TENSORS) -> State:

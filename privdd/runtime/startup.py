@@ -46,13 +46,23 @@ _preloaded_modules: list[str] = []
 
 
 def can_fork(device: str) -> bool:
-    """Whether workers of this project's commands are forked there. device: cpu or cuda."""
-    return sys.platform == "linux" and device == "cpu"
+    """Whether this program's workers can be forked. device: cpu or cuda."""
+    return sys.platform == "linux" and device == "cpu" and _is_privdd_command()
+
+
+def usable_cores() -> int:
+    """Cores for this process: all that the machine, its affinity, its container and LOKY_MAX_CPU_COUNT allow; in a worker
+    process one, because its siblings have the others."""
+    if multiprocessing.parent_process() is not None:
+        return 1
+    from joblib.externals.loky import cpu_count
+
+    return int(cpu_count())
 
 
 def start_forkserver(modules: Sequence[str], device: str) -> bool:
     """Begin to import ``modules`` in a process beside this one -> whether workers will be forked from it."""
-    if not (can_fork(device) and _is_privdd_command()):
+    if not can_fork(device):
         return False
     if not _preloaded_modules:
         multiprocessing.set_forkserver_preload([*modules])

@@ -23,7 +23,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from joblib.externals.loky import get_reusable_executor, process_executor
+from joblib.externals.loky import get_reusable_executor, process_executor, reusable_executor
 from joblib.externals.loky.backend.reduction import dumps, loads
 from joblib.externals.loky.process_executor import ShutdownExecutorError
 from torch import Tensor
@@ -239,6 +239,17 @@ def process_map(
 ) -> Iterator[Any]:
     """Results in order (see ``map_in_chunks``). The pool outlives the call: workers import torch once per run."""
     return map_in_chunks(ProcessPool(workers), fn, work, threads=threads, retries=retries)
+
+
+@contextlib.contextmanager
+def own_workers() -> Iterator[None]:
+    """End worker processes that were started within: a caller's own joblib would take over their pool, and cannot use it."""
+    before = reusable_executor._executor
+    try:
+        yield
+    finally:
+        if (pool := reusable_executor._executor) not in (None, before):
+            pool.shutdown()
 
 
 class ProcessPool:

@@ -23,6 +23,7 @@ from privdd.auditing.cost_estimate import (
     Stage,
     TwoClientEngine,
     check_resources,
+    choose_engine,
     describe_estimate,
     estimate_cost,
     format_bytes,
@@ -224,11 +225,12 @@ def test_stages_are_counts_times_what_was_timed_in_waves_of_the_workers(monkeypa
     found = estimate_cost(experiment, {}, 0.0).stages
     trained = (3 * 2 + 5) + 8 * (3 * 1 + 4) + (3 * 1 + 50)
     assert found["train"] == Stage(trained, trained) and found["worlds"].cpu == pytest.approx(5 * 2 * (3 + 9 * 2) / 10)
-    assert found["federations"].cpu == pytest.approx(4 * 53 + trained - 53)
+    assert found["federations"].cpu == pytest.approx(3 * 53 + trained - 53)  # one of the four is the run itself
     assert found["attacks"].cpu == pytest.approx(6 * GRADIENT_SIGNAL_SECONDS) and "guarantee tests" not in found
     two = replace(experiment, engine=Engine("processes", workers=2))
     waves = estimate_cost(two, {}, 0.0).stages
     assert waves["train"] == Stage(trained, (2 * 2 + 5) + 8 * (2 * 1 + 4) + (2 * 1 + 50))  # three clients: two waves
+    assert waves["federations"].wall == pytest.approx(2 * 53 + waves["train"].wall - (2 * 1 + 50))
     assert waves["worlds"].wall == pytest.approx(3 * 2 * (3 + 9 * 2) / 10) and waves["workers' start"].cpu > 0
     monkeypatch.setattr(pricing, "time_rounds", lambda *given: (timed, True))
     assert estimate_cost(experiment, {}, 0.0).stages["worlds"].cpu == pytest.approx(5 * (3 + 9 * 2))
@@ -252,11 +254,10 @@ def test_tasks_of_one_length_run_in_waves() -> None:
     assert [spread_tasks(2.0, n, 4) for n in (0, 1, 4, 5)] == [Stage(0, 0), Stage(2, 2), Stage(8, 2), Stage(10, 4)]
 
 
-def test_a_short_run_says_nothing_and_a_long_one_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    experiment = audited("fedavg")
-    assert describe_estimate(experiment, {}) == ""
+def test_a_short_run_says_nothing_and_a_long_one_one_line() -> None:
+    assert describe_estimate(choose_engine(audited("fedavg"), {}, 0.0)[1]) == "" == describe_estimate(None)
     longer = audited("fedavg", "algo.local_epochs=1000000")
-    line = describe_estimate(replace(longer, engine=Engine("processes", workers=2)), {})
+    line = describe_estimate(choose_engine(replace(longer, engine=Engine("processes", workers=2)), {}, 0.0)[1])
     assert re.fullmatch(r"estimated [\d hmins]+ on 2 processes, [\d.]+ [MG]B at least; --dry-run for details", line)
 
 
@@ -265,4 +266,39 @@ def never(model: torch.nn.Module, x: torch.Tensor, y: torch.Tensor, seed: int) -
 
 
 def test_a_function_of_the_users_own_is_not_run_for_the_line_before_a_run() -> None:
-    assert describe_estimate(audited("own_training", f"algo.training={__name__}:never"), {}) == ""
+    experiment = audited("own_training", f"algo.training={__name__}:never", "engine.workers=2")
+    chosen, cost = choose_engine(experiment, {}, 0.0)
+    assert cost is None and chosen.engine.kind == "serial"
+
+
+def test_auto_takes_processes_where_they_save_more_than_their_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three clients, five rounds: of 15 client rounds of s seconds two workers save 5 s; their start costs what is priced."""
+    start = pricing._worker_start(Engine("processes", workers=2), "cpu")
+    more = ["engine.workers=2", "algo.rounds=5", "audit.federations=0", "audit.worlds=1"]
+    experiment = audited("fedavg", *more)
+    assert experiment.engine.kind == "auto"
+    for share, kind in ((0.9, "serial"), (1.1, "processes")):
+        each = share * (start.cpu + start.wall) / 5
+        monkeypatch.setattr(pricing, "time_rounds", lambda *given, s=each: ({0: RoundTiming(s, s, 1.0)}, False))
+        chosen, cost = choose_engine(experiment, {}, 0.0)
+        assert chosen.engine.kind == kind and cost is not None and cost.engine == chosen.engine
+        trained = choose_engine(build_experiment(tiny_config("fedavg", *more[:2])), {}, 0.0)
+        assert trained[0].engine.kind == kind
+
+
+def test_auto_stays_in_this_process_where_processes_cannot_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pricing, "time_rounds", lambda *given: ({0: RoundTiming(900.0, 900.0, 1.0)}, False))
+    many = audited("fedavg", "engine.workers=2")
+    assert choose_engine(many, {}, 0.0)[0].engine.kind == "processes"
+    assert choose_engine(audited("fedavg", "engine.workers=1"), {}, 0.0)[0].engine.kind == "serial"
+    on_gpu = replace(many, run=replace(many.run, device="cuda"))
+    assert choose_engine(on_gpu, {}, 0.0)[0].engine.kind == "serial"
+    assert choose_engine(replace(many, engine=Engine("ray", workers=2)), {}, 0.0)[0].engine.kind == "ray"
+    monkeypatch.setattr(pricing, "free_memory", lambda: 10**8)
+    assert choose_engine(many, {}, 0.0)[0].engine.kind == "serial"
+
+
+def test_a_training_is_timed_only_where_there_is_a_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pricing, "time_rounds", never)
+    for engine in ("engine=processes", "engine=serial", "engine.workers=1"):
+        assert choose_engine(build_experiment(tiny_config("fedavg", engine)), {}, 0.0)[1] is None

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from io import StringIO
 from pathlib import Path
@@ -189,6 +189,18 @@ def test_a_limit_for_whole_clients_does_not_judge_single_records(audit: Callable
     assert limits == {"zero_out": (False, True), "replace": (True, True)}
 
 
+@dataclass(frozen=True)
+class Counting(Engine):
+    """Serial; tasks: how many each call was given."""
+
+    tasks: list[int] = field(default_factory=list)
+
+    def map(self, fn: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Any]:
+        work = list(items)
+        self.tasks.append(len(work))
+        return super().map(fn, work)
+
+
 @pytest.mark.parametrize("algo", ["scaffold", "fedproto"])
 def test_shared_rounds_are_played_once_and_the_others_are_each_worlds_own(algo: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """By hand: one round with the coins of the shared start, then one of each world's own, memories included."""
@@ -199,7 +211,9 @@ def test_shared_rounds_are_played_once_and_the_others_are_each_worlds_own(algo: 
     played = []
     monkeypatch.setattr(federations, "run_round", lambda p, progress, *rest: played.append(progress.round) or simulation.run_round(p, progress, *rest))
     lens = AdversaryView(plan.method, plan.problem, simulation.Snapshot(1, plan.method.broadcast(plan.method.init(plan.problem, plan.keys)), {}), game.audited_records, made.test_records, {}, frozenset(), {})
-    begun = federations._run_shared_rounds(plan, made.new_ledger(), made.shards, whole, game, 1)
+    engine = Counting()
+    begun = federations._run_shared_rounds(plan, made.new_ledger(), made.shards, whole, game, 1, engine)
+    assert engine.tasks == [3]  # the clients of the shared round are spread over workers
     keys = plan.keys.fold("world", "shared")
     coins = torch.rand(1, 20, generator=keys.fold("secret", "coins").torch()) < 0.5
     kept = torch.ones(len(whole.train), dtype=torch.bool)
@@ -212,7 +226,7 @@ def test_shared_rounds_are_played_once_and_the_others_are_each_worlds_own(algo: 
     shards[victim] = game.shard_of_replay(whole, 2)
     own = replace(plan, keys=plan.keys.fold("world", 2))
     by_hand, _, _ = simulation.run_round(own, by_hand, shards, Engine())
-    done = federations.run_rounds_until(own, begun, shards, 2)
+    done = federations.run_rounds_until(own, begun, shards, 2, Engine())
     assert equal(done.server, by_hand.server)
     found = federations.FederationReplay(plan, shards, lens, 2, begun).run()
     expected = federations.server_signals(plan, by_hand.server, replace(lens, memory=by_hand.memories.get(victim, {})), plan.method.broadcast(by_hand.server))
@@ -226,7 +240,9 @@ def test_the_shared_coins_are_not_those_of_the_run() -> None:
     made = build_experiment(tiny_config("fedavg", *SMALL, command="audit"))
     whole, game = made.shards[made.plan.victim], membership_game_of(made)
     flipped = replace(game, masks=~game.masks)
-    a, b = (federations._run_shared_rounds(made.plan, made.new_ledger(), made.shards, whole, g, 1) for g in (game, flipped))
+    a, b = (
+        federations._run_shared_rounds(made.plan, made.new_ledger(), made.shards, whole, g, 1, Engine()) for g in (game, flipped)
+    )
     assert equal(a.server, b.server)
 
 

@@ -142,7 +142,7 @@ def test_what_runs_on_the_gpu_is_said(capsys: pytest.CaptureFixture[str]) -> Non
     experiment = tiny("fedavg")
     print_run_line(experiment, Path("x"))
     assert "cuda" not in capsys.readouterr().err
-    on_gpu = SimpleNamespace(run=SimpleNamespace(device="cuda"), plan=experiment.plan, shards=experiment.shards, dataset=experiment.dataset)
+    on_gpu = SimpleNamespace(run=SimpleNamespace(device="cuda"), plan=experiment.plan, shards=experiment.shards, dataset=experiment.dataset, engine=experiment.engine)
     print_run_line(on_gpu, Path("x"))
     line = capsys.readouterr().err.splitlines()[-1]
     assert line.startswith(f"privdd: on cuda: {FedAvg.on_gpu}; the server's work") and line.endswith("stay on the CPU")

@@ -50,7 +50,7 @@ def test_on_a_gpu_the_kernels_of_the_run_are_timed(tmp_path: Path, monkeypatch: 
         assert torch.are_deterministic_algorithms_enabled()
         raise Seen
 
-    monkeypatch.setattr(cost_estimate, "estimate_cost", rounds)
+    monkeypatch.setattr(cost_estimate, "time_rounds", rounds)
     with fake_gpu(), pytest.raises(Seen):
         dry_run.print_cost(config_of("audit", *FEW, "attack=[lira]", "device=cuda"), tmp_path)
     assert not torch.are_deterministic_algorithms_enabled()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -10,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import joblib
 import pytest
 import torch
 from joblib.externals.loky import get_reusable_executor, process_executor
@@ -25,9 +27,10 @@ from privdd.cli.errors import explain_error
 from privdd.core.types import State
 from privdd.federated.simulation import Plan, Progress, run_round, start_training
 from privdd.privacy.ledger import Ledger
-from privdd.runtime.engine import Engine
+from privdd.runtime.engine import Engine, engine_in_words
 from privdd.runtime.run_folder import RunFolder
-from privdd.runtime.workers import TooManyLostWorkers
+from privdd.runtime.startup import usable_cores
+from privdd.runtime.workers import TooManyLostWorkers, own_workers
 from tests.auditing.test_attack_tasks import attacks, experiment
 from tests.runtime import crash_tasks
 from tests.runtime.crash_tasks import Deadly
@@ -167,6 +170,38 @@ def test_a_tasks_own_error_arrives_as_it_is(engine: Engine) -> None:
 def test_the_pool_is_started_once(engine: Engine, tmp_path: Path) -> None:
     found = [both_workers(engine, tmp_path / f"call_{i}") for i in range(4)]
     assert len(set.union(*found)) <= {"processes": 2, "ray": 4}[engine.kind]  # Ray may have had others idle; 8 if none stayed
+
+
+def cores(_: int) -> int:
+    return usable_cores()
+
+
+def test_a_worker_has_one_core_and_its_parent_those_that_it_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOKY_MAX_CPU_COUNT", "1")
+    assert (Engine("processes").size, Engine("processes", workers=3).size) == (1, 3)
+    assert usable_cores() == 1
+    monkeypatch.setenv("LOKY_MAX_CPU_COUNT", "64")
+    assert usable_cores() == len(os.sched_getaffinity(0))
+    assert list(Engine("processes", workers=2).map(cores, range(2))) == [1, 1]
+
+
+def test_auto_runs_here_until_it_is_chosen_and_engines_have_names() -> None:
+    assert set(Engine("auto", workers=4).map(process, range(3))) == {os.getpid()}
+    made = [Engine("auto", workers=4), Engine(), Engine("processes", workers=2), Engine("ray", workers=1)]
+    assert [engine_in_words(one) for one in made] == ["one process", "one process", "2 processes", "1 Ray worker"]
+
+
+def process(_: int) -> int:
+    return os.getpid()
+
+
+def test_a_callers_own_joblib_works_after_ours(tmp_path: Path) -> None:
+    """Both keep one pool, and joblib fails on one that it did not start itself."""
+    get_reusable_executor(reuse=True).shutdown()  # of tests before
+    with own_workers():
+        both_workers(Engine("processes", workers=2), tmp_path / "met")
+    assert joblib.Parallel(2, backend="loky")(joblib.delayed(abs)(i) for i in (-1, -2)) == [1, 2]
+    get_reusable_executor(reuse=True).shutdown()
 
 
 @pytest.mark.engine

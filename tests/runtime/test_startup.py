@@ -91,7 +91,11 @@ def test_what_workers_load_is_there() -> None:
     [
         (["engine=processes"], [(command_line.WORKER_MODULES["audit"], "cpu")]),
         (["engine=processes", "device=cuda"], [(command_line.WORKER_MODULES["audit"], "cuda")]),
-        ([], []),
+        ([], []),  # one core (tests/conftest.py)
+        (["engine.workers=2"], [(command_line.WORKER_MODULES["audit"], "cpu")]),
+        (["engine.workers=2", "device=cuda"], []),
+        (["engine.workers=2", "-m", "seed=0,1"], []),
+        (["engine=serial"], []),
         (["engine=processes", "-m", "seed=0,1"], []),
         (["engine=processes", "--dry-run"], []),
         (["engine=processes", "resume=somewhere"], []),
