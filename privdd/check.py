@@ -6,82 +6,69 @@ import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from privdd.blackbox.arguments import CheckArguments
-    from privdd.blackbox.runner import CheckRequest
+from typing import Any
 
 EXIT_REFUTED = 2
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The verdict on stdout, progress on stderr; errors are one line on stderr and status 1."""
-    from privdd.blackbox.arguments import USAGE
+    from privdd.blackbox.arguments import CHECK
     from privdd.cli.compose import run_guarded
 
     given = sys.argv[1:] if argv is None else list(argv)
     if {"-h", "--help"} & {*given} or not given:
-        print(USAGE, end="")
+        print(CHECK.help_text(), end="")
         return 0 if given else 1
     return run_guarded(lambda: _run_command(given))
 
 
 def _run_command(argv: Sequence[str]) -> int:
-    from privdd.blackbox.arguments import parse_arguments
+    from privdd.blackbox.arguments import CHECK, check_request, named_target
     from privdd.blackbox.mechanism import add_search_folder
     from privdd.blackbox.page import write_check_page
     from privdd.blackbox.runner import run_check, stage_count
+    from privdd.core.arguments import values_below
+    from privdd.core.validation import BadConfig
+    from privdd.integrations.components import adapt_component
     from privdd.runtime.progress import show_progress
 
-    if argv[0].startswith("components="):
-        return _check_components(argv)
-    asked = parse_arguments(argv)
+    if ":" in argv[0] and "=" not in argv[0]:
+        raise BadConfig(f"{argv[0]}: KEY=VALUE is needed; did you mean mechanism={argv[0]}?")
+    given = CHECK.parse(argv)
+    if "components" in given:
+        return _check_components(given)
     add_search_folder(Path.cwd())
-    if asked.what != "mechanism":
-        return _check_plugin(asked.what, asked.name, asked.args)
-    request = _build_request(asked)
-    command = shlex.join(["python", "-m", "privdd.check", *asked.given])
-    with show_progress(f"check {asked.name}", stage_count()) as bar:
-        result = run_check(request, lambda name: bar.advance(name), command)
-    if asked.out is not None:
-        print(write_check_page(result, asked.out))
+    what, name = named_target(given)
+    if what != "mechanism":
+        return _check_plugin(what, name, values_below(given, "args"))
+    request = check_request(given, adapt_component)
+    with show_progress(f"check {name}", stage_count()) as bar:
+        result = run_check(request, lambda name: bar.advance(name), shlex.join(["python", "-m", "privdd.check", *argv]))
+    if "out" in given:
+        print(write_check_page(result, Path(given["out"])))
     print(result.says, flush=True)
     return EXIT_REFUTED if result.refuted else 0
 
 
-def _build_request(asked: CheckArguments) -> CheckRequest:
-    from privdd.blackbox.runner import CheckRequest
-    from privdd.blackbox.target import load_target
-    from privdd.integrations.components import adapt_component
-
-    return CheckRequest(
-        lambda: load_target(asked.name), asked.name, asked.stated, asked.args, asked.tried, adapt_component, True,
-        asked.seconds, asked.calls, asked.confidence,
-    )  # fmt: skip
-
-
-def _check_components(argv: Sequence[str]) -> int:
+def _check_components(given: Mapping[str, Any]) -> int:
     """The table of known components, one after the other, written after each."""
-    from privdd.blackbox.arguments import parse_arguments
+    from privdd.blackbox.arguments import CHECK, check_request
     from privdd.blackbox.runner import run_check
     from privdd.core.validation import BadConfig
     from privdd.integrations.component_table import ROWS, format_component_page, is_installed
+    from privdd.integrations.components import adapt_component
     from privdd.reporting.export import write_markdown_page
     from privdd.runtime.progress import show_progress
 
-    target = argv[0].partition("=")[2]
-    if len(argv) > 1 or not target:
+    if len(given) > 1:
         raise BadConfig("components=FILE.md stands alone")
-    done = []
+    page, done = Path(given["components"]), []
     with show_progress("components", len(ROWS)) as bar:
         for row in ROWS:
-            done.append(
-                (row, run_check(_build_request(parse_arguments(row.check_arguments))) if is_installed(row) else None)
-            )
-            write_markdown_page(
-                Path(target), format_component_page(done, f"python -m privdd.check components={target}")
-            )
+            request = check_request(CHECK.parse(row.check_arguments), adapt_component)
+            done.append((row, run_check(request) if is_installed(row) else None))
+            write_markdown_page(page, format_component_page(done, f"python -m privdd.check components={page}"))
             bar.advance(row.what)
     return 0
 

@@ -8,25 +8,28 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from privdd.core.arguments import Command, Key, read_path, read_text, read_word
+from privdd.core.validation import BadConfig, parse_integer, parse_integer_list
+
 EXIT_MISSED = 2
-USAGE = """usage: privdd-selftest [fault=drawn] [profile=all] [seed=0] [draws=16] [seeds=0] [controls=4] [out=FILE.json] [docs=FILE.md]
-                       [resume=true]
-
-Plants faults in small runs of the profiles with a guarantee, and audits each. Exit status: 0 all faults were caught
-and no healthy run was contradicted, 2 otherwise, 1 error. By default faults are drawn: what is wrong, in which rounds,
-releases, clients and numbers, and in which profile (a few minutes). fault=all draws=0 plants every fault that has a name in
-every profile (hours).
-
-  fault=A,B     which faults (drawn: none but the drawn ones; all: those with a name; none; or names: a wrong one lists them)
-  profile=A,B   in which profiles (all, or names)
-  seed=N        which faults are drawn, and the seeds of their runs and of the healthy ones
-  draws=N       how many are drawn (0 unless fault=drawn)
-  seeds=0-2     each fault with a name once a seed (0-2, or 0,5)
-  controls=N    healthy runs, spread over the profiles, each with a seed of its own
-  out=FILE      every outcome as JSON, written after each run
-  docs=FILE     the table as a page of Markdown
-  resume=true   what the file of out= holds is not run again; resume=only: nothing else is, either
-"""
+SELFTEST = Command(
+    "privdd-selftest [fault=drawn] [profile=all] [seed=0] [draws=16] [seeds=0] [controls=4] [out=FILE.json] [docs=FILE.md] [resume=true]",
+    "Plants faults in small runs of the profiles with a guarantee, and audits each. Exit status: 0 all faults were caught\n"
+    "and no healthy run was contradicted, 2 otherwise, 1 error. By default faults are drawn: what is wrong, in which rounds,\n"
+    "releases, clients and numbers, and in which profile (a few minutes). fault=all draws=0 plants every fault that has a name in\n"
+    "every profile (hours).",
+    (
+        Key("fault", read_text, "A,B", "which faults (drawn: none but the drawn ones; all: those with a name; none; or names: a wrong one lists them)"),
+        Key("profile", read_text, "A,B", "in which profiles (all, or names)"),
+        Key("seed", parse_integer, "N", "which faults are drawn, and the seeds of their runs and of the healthy ones"),
+        Key("draws", parse_integer, "N", "how many are drawn (0 unless fault=drawn)"),
+        Key("seeds", parse_integer_list, "0-2", "each fault with a name once a seed (0-2, or 0,5)"),
+        Key("controls", parse_integer, "N", "healthy runs, spread over the profiles, each with a seed of its own"),
+        Key("out", read_path, "FILE", "every outcome as JSON, written after each run"),
+        Key("docs", read_path, "FILE", "the table as a page of Markdown"),
+        Key("resume", read_word("true", "false", "only"), "true", "what the file of out= holds is not run again; resume=only: nothing else is, either"),
+    ),
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -46,33 +49,10 @@ class SelftestRequest:
 
 def parse_selftest_arguments(argv: Sequence[str]) -> SelftestRequest:
     """Raises BadConfig, one line, for anything that is not understood."""
-    from privdd.core.validation import BadConfig
-
-    given: dict[str, Any] = {}
-    for item in argv:
-        key, equals, value = item.partition("=")
-        if not equals or not value or key not in SelftestRequest.__dataclass_fields__ or key in given:
-            raise BadConfig(
-                f"{item}: allowed, once each, are {', '.join(f'{k}=' for k in SelftestRequest.__dataclass_fields__)}"
-            )
-        given[key] = _parse_value(key, value)
+    given = SELFTEST.parse(argv)
     if given.get("resume", "false") != "false" and "out" not in given:
         raise BadConfig(f"resume={given['resume']}: with out=FILE only")
     return SelftestRequest(**given)
-
-
-def _parse_value(key: str, value: str) -> Any:
-    from privdd.core.validation import BadConfig, parse_integer, parse_integer_list
-
-    if key in ("fault", "profile"):
-        return value
-    if key in ("out", "docs"):
-        return Path(value)
-    if key == "resume":
-        if value not in ("true", "false", "only"):
-            raise BadConfig(f"resume={value}: true, false or only is needed")
-        return value
-    return parse_integer_list(key, value) if key == "seeds" else parse_integer(key, value)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -81,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     given = sys.argv[1:] if argv is None else list(argv)
     if {"-h", "--help"} & {*given}:
-        print(USAGE, end="")
+        print(SELFTEST.help_text(), end="")
         return 0
     return run_guarded(lambda: _run_command(given))
 

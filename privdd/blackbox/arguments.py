@@ -1,116 +1,90 @@
-"""Arguments of ``python -m privdd.check``: KEY=VALUE, each understood or refused in one line."""
+"""Arguments of ``python -m privdd.check``."""
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, get_args
 
+from privdd.blackbox.claim import Inputs, Kind, Law, Neighbours
 from privdd.blackbox.inputs import InputShapes
-from privdd.blackbox.runner import CALLS, CONFIDENCE, SECONDS
-from privdd.core.validation import BadConfig, check_integer, check_number, parse_literal
+from privdd.blackbox.runner import CALLS, CONFIDENCE, SECONDS, Adapter, CheckRequest
+from privdd.blackbox.target import load_target
+from privdd.core.arguments import (
+    Command,
+    Key,
+    read_count,
+    read_literal,
+    read_number,
+    read_text,
+    read_word,
+    values_below,
+)
+from privdd.core.validation import BadConfig
 
-USAGE = """usage: privdd-check mechanism=package.module:Name stated.epsilon=E stated.delta=D [KEY=VALUE ...]
-
-Is the stated epsilon true? Calls the mechanism on neighbouring inputs and looks for what refutes it.
-Exit status: 0 not refuted, 2 refuted, 1 error.
-
-  mechanism=NAME      a function or class: package.module:Name or file.py:Name; also of flwr and opacus (docs/components.md)
-  args.NAME=VALUE     what a class is made with; for a function, keywords of every call
-  kind=               update: f(list of arrays) -> list of arrays; aggregate: f(list of updates, list of weights) -> list of
-                      arrays; records: f(array (n, d)) -> array. Everything that is returned counts as released
-  relation=           add_remove, replace or zero_out (default: zero_out for updates, else add_remove)
-  calls=T             the stated epsilon covers T calls on the same data (default 1)
-  inputs=             finite (default) or any: whether the statement holds for NaN and infinity too
-  stated.epsilon= stated.delta=             the statement
-  stated.noise=gaussian|laplace stated.noise_std=S     declared noise, tested as well
-  stated.noise_multiplier=Z                 noise over sensitivity, declared: kappa is in its units
-  stated.low_bits=true                      the statement is about the released floats, to the last bit
-  stated.tolerance=0.05                     refuted only above (1 + tolerance) epsilon
-  input.shapes=[[4,3],[4]] input.rows=[20,6] input.clients=10     inputs of this shape only
-  seconds=45          processor time to spend; max_calls=4000000; confidence=0.99; seed=0
-  out=DIR             writes check.html and findings.json there
-
-  components=FILE.md  checks the components of other libraries that are known here and writes their table
-
-  method=package.Name | attack=package.Name   a plugin class of privdd itself: does it keep its contract? (args.NAME=VALUE)
-"""
-TOP = ("mechanism", "method", "attack", "kind", "relation", "calls", "inputs", "seconds", "max_calls", "confidence",
-       "seed", "out")  # fmt: skip
-STATED = ("epsilon", "delta", "noise", "noise_std", "noise_multiplier", "low_bits", "tolerance")
-INPUT = ("shapes", "rows", "clients")
+TARGETS = ("mechanism", "method", "attack")
+CLAIM_KEYS = ("kind", "relation", "calls", "inputs")  # of the claim, though typed without "stated."
 
 
-@dataclass(frozen=True)
-class CheckArguments:
-    """The command line. what: mechanism, method or attack; name: of the class or function."""
-
-    what: str
-    name: str
-    stated: Mapping[str, Any]
-    args: Mapping[str, Any]
-    tried: InputShapes = InputShapes()
-    seconds: float = SECONDS
-    calls: int = CALLS
-    confidence: float = CONFIDENCE
-    out: Path | None = None
-    given: Sequence[str] = field(default=())
+def read_truth(key: str, text: str) -> bool:
+    if text not in ("true", "false"):
+        raise BadConfig(f"{key}={text}: true or false is needed")
+    return text == "true"
 
 
-def parse_arguments(argv: Sequence[str]) -> CheckArguments:
-    """Raises BadConfig, one line, for anything that is not understood."""
-    found: dict[str, Any] = {}
-    for item in argv:
-        key, equals, text = item.partition("=")
-        if not equals or text == "":
-            hint = f"; did you mean mechanism={item}?" if ":" in item and not equals else ""
-            raise BadConfig(f"{item}: KEY=VALUE is needed{hint}")
-        if key in found:
-            raise BadConfig(f"{key}: given twice")
-        found[_check_key(key)] = text if key in ("mechanism", "method", "attack", "out") else parse_literal(text)
-    whats = [what for what in ("mechanism", "method", "attack") if what in found]
-    if len(whats) != 1:
+CHECK = Command(
+    "privdd-check mechanism=package.module:Name stated.epsilon=E stated.delta=D [KEY=VALUE ...]",
+    "Is the stated epsilon true? Calls the mechanism on neighbouring inputs and looks for what refutes it.\n"
+    "Exit status: 0 not refuted, 2 refuted, 1 error.",
+    (
+        Key("mechanism", read_text, "NAME", "a function or class: package.module:Name or file.py:Name; also of flwr and opacus (docs/components.md)"),
+        Key("args.*", read_literal, "VALUE", "what a class is made with; for a function, a keyword of every call"),
+        Key("kind", read_word(*get_args(Kind)), "", "update: f(list of arrays) -> list of arrays; aggregate: f(list of updates, list of weights) -> list of arrays; records: f(array (n, d)) -> array. Everything that is returned counts as released"),
+        Key("relation", read_word(*get_args(Neighbours)), "", "add_remove, replace or zero_out (default: zero_out for updates, else add_remove)"),
+        Key("calls", read_count(1), "T", "the stated epsilon covers T calls on the same data (default 1)"),
+        Key("inputs", read_word(*get_args(Inputs)), "", "finite (default) or any: whether the statement holds for NaN and infinity too"),
+        Key("stated.epsilon", read_number, "E", "the statement, with stated.delta=D"),
+        Key("stated.delta", read_number),
+        Key("stated.noise", read_word(*get_args(Law)), "", "gaussian or laplace: the law of the noise as declared, tested as well; stated.noise_std=S: its scale"),
+        Key("stated.noise_std", read_number),
+        Key("stated.noise_multiplier", read_number, "Z", "noise over sensitivity, declared: kappa is in its units"),
+        Key("stated.low_bits", read_truth, "true", "the statement is about the released floats, to the last bit"),
+        Key("stated.tolerance", read_number, "0.05", "refuted only above (1 + tolerance) epsilon"),
+        Key("input.shapes", read_literal, "[[4,3],[4]]", "inputs of this shape only; input.rows=[20,6] and input.clients=10 likewise"),
+        Key("input.rows", read_literal),
+        Key("input.clients", read_literal),
+        Key("seconds", read_number, "45", "processor time to spend; max_calls=4000000 confidence=0.99 seed=0"),
+        Key("max_calls", read_count()),
+        Key("confidence", read_number),
+        Key("seed", read_count()),
+        Key("out", read_text, "DIR", "writes check.html and findings.json there"),
+        Key("components", read_text, "FILE.md", "alone: checks the components of other libraries that are known here and writes their table"),
+        Key("method", read_text, "NAME", "or attack=NAME: a plugin class of privdd itself, package.Name: does it keep its contract? (args.NAME=VALUE)"),
+        Key("attack", read_text),
+    ),
+)  # fmt: skip
+
+
+def named_target(found: Mapping[str, Any]) -> tuple[str, str]:
+    """(mechanism, method or attack; its name). Raises BadConfig where none is named, or several are."""
+    named = [what for what in TARGETS if what in found]
+    if len(named) != 1:
         raise BadConfig("one of mechanism=, method= and attack= is needed")
-    stated = {key.removeprefix("stated."): value for key, value in found.items() if key.startswith("stated.")}
-    stated |= {key: found[key] for key in ("kind", "relation", "calls", "inputs") if key in found}
-    for key in ("epsilon", "delta", "noise_std", "noise_multiplier", "tolerance", "calls"):
-        if key in stated:
-            stated[key] = (
-                check_integer(key, stated[key], 1) if key == "calls" else _parse_number(f"stated.{key}", stated[key])
-            )
-    if stated.get("low_bits", False) not in (True, False):
-        raise BadConfig(f"stated.low_bits={stated['low_bits']}: true or false is needed")
-    return CheckArguments(
-        whats[0],
-        found[whats[0]],
-        stated,
-        {key.removeprefix("args."): value for key, value in found.items() if key.startswith("args.")},
-        _parse_inputs(found),
-        _parse_number("seconds", found.get("seconds", SECONDS)),
-        check_integer("max_calls", found.get("max_calls", CALLS)),
-        _parse_number("confidence", found.get("confidence", CONFIDENCE)),
-        Path(found["out"]) if "out" in found else None,
-        tuple(argv),
-    )
+    return named[0], found[named[0]]
 
 
-def _check_key(key: str) -> str:
-    keys = [*TOP, *(f"stated.{name}" for name in STATED), *(f"input.{name}" for name in INPUT)]
-    if key in keys or (key.startswith("args.") and key[5:].isidentifier()):
-        return key
-    close = difflib.get_close_matches(key, keys, 1)
-    raise BadConfig(f"{key}: unknown; {f'did you mean {close[0]}?' if close else 'see --help'}")
-
-
-def _parse_number(name: str, value: Any) -> float:
-    check_number(name, value)
-    return float(value)
+def check_request(found: Mapping[str, Any], adapter: Adapter) -> CheckRequest:
+    """The check that was typed. Raises BadConfig, one line, for inputs that are of no such form."""
+    name = named_target(found)[1]
+    stated = values_below(found, "stated") | {key: found[key] for key in CLAIM_KEYS if key in found}
+    return CheckRequest(
+        lambda: load_target(name), name, stated, values_below(found, "args"), _parse_inputs(found), adapter, True,
+        found.get("seconds", SECONDS), found.get("max_calls", CALLS), found.get("confidence", CONFIDENCE),
+    )  # fmt: skip
 
 
 def _parse_inputs(found: Mapping[str, Any]) -> InputShapes:
-    tried = InputShapes(seed=check_integer("seed", found.get("seed", 0)))
+    tried = InputShapes(seed=found.get("seed", 0))
     try:
         if "input.shapes" in found:
             shapes = tuple(tuple(int(n) for n in shape) for shape in found["input.shapes"])

@@ -20,11 +20,11 @@ EXIT_DISAGREES = EXIT_CONTRADICTED = 2
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The result on stdout; errors are one line on stderr and status 1."""
-    from privdd.canary.arguments import USAGE
+    from privdd.canary.arguments import help_text
 
     given = sys.argv[1:] if argv is None else list(argv)
     if {"-h", "--help"} & {*given} or not given:
-        print(USAGE, end="")
+        print(help_text(), end="")
         return 0 if given else 1
     return run_reporting_errors("privdd-canary", lambda: _run_command(given[0], given[1:]))
 

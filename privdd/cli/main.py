@@ -141,11 +141,11 @@ def _audit_external_target(argv: list[str]) -> int | None:
     recorded = any(item.startswith("run=") for item in argv) and not asks_help
     if "--version" in argv or not (outside or recorded):
         return None
-    from privdd.external.arguments import TARGET_USAGE, parse_target_arguments
+    from privdd.external.arguments import TARGET, parse_target_arguments
     from privdd.recording.recording_folder import find_recording_argument
 
     if asks_help:
-        print(TARGET_USAGE, end="")
+        print(TARGET.help_text(), end="")
         return 0
     keep_freed_memory()
     if (recording := find_recording_argument(argv)) is not None:

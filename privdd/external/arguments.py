@@ -1,64 +1,64 @@
-"""Arguments of ``python -m privdd.audit target.model=...``: KEY=VALUE, each understood or refused in one line. Imports no torch."""
+"""Arguments of ``python -m privdd.audit target.model=...``. Imports no torch."""
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from privdd.core.validation import BadConfig, check_integer, parse_literal
+from privdd.core.arguments import Command, Key, Reader, read_count, read_literal, values_below
+from privdd.core.validation import BadConfig
 
 TARGET_PREFIX = "target."
 FILE_KEYS = ("weights", "train", "heldout", "synthetic", "updates")
-NAME_KEYS = ("model", "training", "generator")
-COUNT_KEYS = ("shadows", "records", "client", "steps", "batch")
-NUMBER_KEYS = ("lr", "momentum")
-WORD_KEYS = ("kind",)
-TOP_KEYS = ("seed", "name", "out", "confidence", "engine", "engine.workers")
-STATED_KEYS = ("epsilon", "delta", "relation", "unit")
-TEXT_KEYS = (*(TARGET_PREFIX + name for name in (*FILE_KEYS, *NAME_KEYS, *WORD_KEYS)), "name", "out", "engine")
-ALL_KEYS = (
-    *(TARGET_PREFIX + name for name in (*NAME_KEYS, *FILE_KEYS, *COUNT_KEYS, *NUMBER_KEYS, *WORD_KEYS)), *(f"stated.{name}" for name in STATED_KEYS), *TOP_KEYS,
-)  # fmt: skip
+SGD_SETTINGS = ("lr", "steps", "batch", "momentum")  # how plain SGD trained
 KEYS_BY_KIND = {  # what a target of each kind reads beside train, heldout and records
-    "model": ("model", "weights", "training", "shadows", "lr", "steps", "batch", "momentum"),
-    "synthetic": ("synthetic", "generator", "shadows"),
-    "updates": (
-        "model",
-        "weights",
-        "training",
-        "shadows",
-        "updates",
-        "kind",
-        "client",
-        "lr",
-        "steps",
-        "batch",
-        "momentum",
-    ),
-    "recording": ("model",),  # the client is chosen before
+    "model": ("model", "args", "weights", "training", "shadows", *SGD_SETTINGS),
+    "synthetic": ("synthetic", "args", "generator", "shadows"),
+    "updates": ("model", "args", "weights", "training", "shadows", "updates", "kind", "client", *SGD_SETTINGS),
+    "recording": ("model", "args"),  # the client is chosen before
 }
-TARGET_USAGE = """usage: python -m privdd.audit target.model=MODULE:CLASS target.weights=FILE target.train=FILE target.heldout=FILE [KEY=VALUE ...]
-       python -m privdd.audit target.synthetic=FILE target.train=FILE target.heldout=FILE [KEY=VALUE ...]
-       python -m privdd.audit target.updates=DIR target.model=MODULE:CLASS target.weights=FILE target.train=... target.heldout=...
 
-  target.model=NAME       a torch module, made with target.args.NAME=VALUE, or a function that predicts
-  target.weights=FILE     its weights: .safetensors, or a state_dict in .pt
-  target.train=FILE       .npz with x (n, ...) and y (n,): the training records; target.heldout: others of the same kind
-  target.training=NAME    function (x, y, seed) -> model: shadow models are trained (target.shadows=64); or sgd: the same
-                          network from new first values, by target.lr= target.steps= target.batch= target.momentum=
-  target.synthetic=FILE   .npz of a synthetic set instead of a model; target.generator=NAME: function (x, y, seed) -> (x, y),
-                          or distribution_matching, privdd's own (target.args.per_class=10 iterations=200 batch= lr= start=)
-  target.updates=DIR      captured updates, DIR/round_000/client_0.safetensors; target.kind=update, model
-                          or gradient; target.client=0, whose records target.train are; how it trained, where known:
-                          target.lr= target.steps= target.batch= target.momentum=. Shadow updates are trained with
-                          target.training=sgd by these, or by a function (model, x, y, seed) -> model
-  target.records=10000    audited at most
-  stated.epsilon= stated.delta=1e-5 stated.relation=replace|add_remove|zero_out stated.unit=record|client
-  seed=0 name=LABEL confidence=0.95 engine=serial|processes|ray engine.workers=0 out=DIR
-"""
+
+def read_quoted(key: str, text: str) -> str:
+    """A text in Hydra's quotes, or in none."""
+    return text.strip("'")
+
+
+def _target_key(name: str, read: Reader, shown: str = "", help: str = "") -> Key:
+    return Key(TARGET_PREFIX + name, read, shown, help)
+
+
+TARGET = Command(
+    "python -m privdd.audit target.model=MODULE:CLASS target.weights=FILE target.train=FILE target.heldout=FILE [KEY=VALUE ...]\n"
+    "       python -m privdd.audit target.synthetic=FILE target.train=FILE target.heldout=FILE [KEY=VALUE ...]\n"
+    "       python -m privdd.audit target.updates=DIR target.model=MODULE:CLASS target.weights=FILE target.train=... target.heldout=...",
+    "Audits what was trained elsewhere. Exit status: 0 done, whatever leaks; 2 a stated epsilon is contradicted; 1 error.",
+    (
+        _target_key("model", read_quoted, "NAME", "a torch module, made with target.args.NAME=VALUE, or a function that predicts"),
+        _target_key("args.*", read_literal),
+        _target_key("weights", read_quoted, "FILE", "its weights: .safetensors, or a state_dict in .pt"),
+        _target_key("train", read_quoted, "FILE", ".npz with x (n, ...) and y (n,): the training records; target.heldout: others of the same kind"),
+        _target_key("heldout", read_quoted),
+        _target_key("training", read_quoted, "NAME", "function (x, y, seed) -> model: shadow models are trained (target.shadows=64); or sgd: the same network from new first values, by target.lr= target.steps= target.batch= target.momentum="),
+        *(_target_key(name, read_literal) for name in SGD_SETTINGS),
+        _target_key("shadows", read_count()),
+        _target_key("synthetic", read_quoted, "FILE", ".npz of a synthetic set instead of a model"),
+        _target_key("generator", read_quoted, "NAME", "function (x, y, seed) -> (x, y), or distribution_matching, privdd's own (target.args.per_class=10 iterations=200 batch= lr= start=)"),
+        _target_key("updates", read_quoted, "DIR", "captured updates, DIR/round_000/client_0.safetensors; how their client trained, where known: target.lr= target.steps= target.batch= target.momentum=. Shadow updates are trained with target.training=sgd by these, or by a function (model, x, y, seed) -> model"),
+        _target_key("kind", read_quoted, "update", "what the updates are: update, model or gradient"),
+        _target_key("client", read_count(), "0", "the client whose records target.train are"),
+        _target_key("records", read_count(8), "10000", "audited at most"),
+        *(Key(f"stated.{name}", read_literal) for name in ("epsilon", "delta", "relation", "unit")),
+        *(Key(name, read_quoted) for name in ("name", "out", "engine")),
+        *(Key(name, read_count()) for name in ("seed", "engine.workers")),
+        Key("confidence", read_literal),
+    ),
+    "  stated.epsilon= stated.delta=1e-5 stated.relation=replace|add_remove|zero_out stated.unit=record|client\n"
+    "  seed=0 name=LABEL confidence=0.95 engine=serial|processes|ray engine.workers=0 out=DIR",
+    "unknown for a target from outside",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -84,51 +84,18 @@ def parse_target_arguments(argv: Sequence[str], kind: str = "") -> TargetArgumen
 
     kind: of ``KEYS_BY_KIND``; "": by what was typed.
     """
-    found: dict[str, Any] = {}
-    for item in argv:
-        key, equals, text = item.partition("=")
-        key = "out" if key == "hydra.run.dir" else key
-        if not equals or not text:
-            raise BadConfig(f"{item}: KEY=VALUE is needed")
-        if key in found:
-            raise BadConfig(f"{key}: given twice")
-        found[_check_key(key)] = text.strip("'") if key in TEXT_KEYS else parse_literal(text)
+    found = TARGET.parse(
+        [item.replace("hydra.run.dir=", "out=") if item.startswith("hydra.") else item for item in argv]
+    )
     whats = [name for name in ("synthetic", "updates") if TARGET_PREFIX + name in found]
     if len(whats) > 1 or (not whats and TARGET_PREFIX + "model" not in found):
         raise BadConfig("one of target.model=, target.synthetic= and target.updates= is needed")
     _check_keys_read(found, kind or (whats[0] if whats else "model"))
-    for key, least in (
-        (TARGET_PREFIX + "shadows", 0),
-        (TARGET_PREFIX + "records", 8),
-        (TARGET_PREFIX + "client", 0),
-        ("seed", 0),
-        ("engine.workers", 0),
-    ):
-        if key in found:
-            found[key] = check_integer(key, found[key], least)
-    args = {key.removeprefix("target.args."): value for key, value in found.items() if key.startswith("target.args.")}
-    stated = {key.removeprefix("stated."): value for key, value in found.items() if key.startswith("stated.")}
-    return TargetArguments(found, args, stated)
+    return TargetArguments(found, values_below(found, "target.args"), values_below(found, "stated"))
 
 
 def _check_keys_read(found: Mapping[str, Any], kind: str) -> None:
-    read = (
-        "train",
-        "heldout",
-        "records",
-        *KEYS_BY_KIND[kind],
-        *["args"] * (kind == "synthetic" or "model" in KEYS_BY_KIND[kind]),
-    )
+    read = ("train", "heldout", "records", *KEYS_BY_KIND[kind])
     for key in found:
         if key.startswith(TARGET_PREFIX) and key.split(".")[1] not in read:
             raise BadConfig(f"{key}: not read of {'a recording' if kind == 'recording' else f'target.{kind}'}")
-
-
-def _check_key(key: str) -> str:
-    if key in ALL_KEYS or (key.startswith("target.args.") and key.removeprefix("target.args.").isidentifier()):
-        return key
-    close = difflib.get_close_matches(key, ALL_KEYS, 1)
-    hint = (
-        f"did you mean {close[0]}?" if close else f"beside target.* only {', '.join((*TOP_KEYS, 'stated.*'))} are read"
-    )
-    raise BadConfig(f"{key}: unknown for a target from outside; {hint}")

@@ -13,7 +13,7 @@ from torch import nn
 
 from privdd.blackbox.mechanism import add_search_folder
 from privdd.core.validation import BadConfig
-from privdd.external.arguments import FILE_KEYS, TARGET_PREFIX, TargetArguments, parse_target_arguments
+from privdd.external.arguments import FILE_KEYS, SGD_SETTINGS, TARGET_PREFIX, TargetArguments, parse_target_arguments
 from privdd.external.client_updates import (
     LocalTraining,
     audit_client_updates,
@@ -111,9 +111,6 @@ def _records_of_pair(key: str, pair: Any) -> LabelledRecords:
     if not isinstance(pair, tuple | list) or len(pair) != 2:
         raise ValueError(f"{key}: a pair (x, y) is needed")
     return records_from_arrays(key, *pair)
-
-
-SGD_SETTINGS = ("lr", "steps", "batch", "momentum")  # how plain SGD trained
 
 
 def run_target_audit(argv: Sequence[str]) -> int:

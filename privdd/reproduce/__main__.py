@@ -9,11 +9,11 @@ from collections.abc import Sequence
 def main(argv: Sequence[str] | None = None) -> int:
     """Results on stdout, progress on stderr; errors are one line on stderr and status 1."""
     from privdd.cli.compose import run_guarded
-    from privdd.reproduce.arguments import USAGE
+    from privdd.reproduce.arguments import REPRODUCE
 
     given = sys.argv[1:] if argv is None else list(argv)
     if {"-h", "--help"} & {*given} or not given:
-        print(USAGE, end="")
+        print(REPRODUCE.help_text(), end="")
         return 0 if given else 1
     return run_guarded(lambda: _run_command(given))
 

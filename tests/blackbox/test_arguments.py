@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from privdd.auditing.method_contract import BrokenContract
-from privdd.blackbox.arguments import parse_arguments
+from privdd.blackbox.arguments import CHECK, check_request
 from privdd.blackbox.claim import CheckedClaim
 from privdd.blackbox.conditions import check_declared_noise, check_low_bits, check_nonfinite_inputs
 from privdd.blackbox.identification_games import find_noiseless_number
@@ -93,7 +93,7 @@ def test_names_lead_to_callables_and_arguments_to_the_statement(tmp_path: Path) 
     for name, says in (("nothing", "package.module:Name"), ("math:nope", "no nope"), ("no.such:f", "No module"), ("math:pi", "called")):
         with pytest.raises(BadConfig, match=says):
             load_target(name)
-    assert parse_arguments(["mechanism=a:b", "args.x=[1,2]", "stated.epsilon=1"]).args == {"x": [1, 2]}
+    assert check_request(CHECK.parse(["mechanism=a:b", "args.x=[1,2]", "stated.epsilon=1"]), lambda *at: None).args == {"x": [1, 2]}
 
 
 def clipped(update):

@@ -35,8 +35,8 @@ def test_the_command_of_a_page_asks_for_the_same() -> None:
         (["list", "seeds=-1"], "whole number"),
         (["list", "jobs=0"], "1 to 256"),
         (["list", "jobs=two"], "whole number"),
-        (["list", "scale=small", "scale=small"], "once"),
-        (["list", "out="], "with a value"),
+        (["list", "scale=small", "scale=small"], "given twice"),
+        (["list", "out="], "KEY=VALUE"),
         (["list", "device=gpu"], "allowed are cpu, cuda"),
     ],
 )

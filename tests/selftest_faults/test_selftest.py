@@ -226,7 +226,7 @@ def test_the_page_shows_what_was_missed_and_what_was_not_tried() -> None:
     [
         ("fault=noise", "fault=noise: allowed are all, none, drawn, noise_missing"), ("profile=feddm", "profile=feddm: allowed are all"),
         ("seeds=x", "seeds=x: a whole number from 0 is needed"), ("seeds=0-999999999", "seeds=0-999999999: from the smaller to the larger"), ("controls=-1", "controls=-1: a whole number from 0"),
-        ("resume=true", "resume=true: with out=FILE only"), ("colour=red", "colour=red: allowed, once each, are fault="),
+        ("resume=true", "resume=true: with out=FILE only"), ("colour=red", "colour: unknown; allowed are fault, "),
     ],
 )  # fmt: skip
 def test_a_bad_value_is_one_line(typed: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from privdd import gate, selftest, verify
 from privdd.api import audit
-from privdd.blackbox.arguments import parse_arguments as read_check
+from privdd.blackbox.arguments import CHECK
 from privdd.canary.arguments import parse_canary_arguments as read_canary
 from privdd.cli.compose import expand_arguments
 from privdd.cli.main import check_command
@@ -88,7 +88,7 @@ def test_the_commands_are_accepted(line: str, mine: Path) -> None:
         assert selftest.parse_selftest_arguments(argv).profile
         return
     if module == "privdd.check":
-        assert read_check(argv)
+        assert CHECK.parse(argv)
         return
     if module == "privdd.canary":
         assert read_canary(argv[0], argv[1:])["sealed"]
