@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from privdd.core.arguments import Command, Key, read_count, read_literal, read_number, read_shape, read_word, values_below
+from privdd.core.arguments import (
+    Command,
+    Key,
+    read_count,
+    read_literal,
+    read_number,
+    read_shape,
+    read_word,
+    values_below,
+)
 from privdd.core.validation import BadConfig
 
 COMMAND = Command(
