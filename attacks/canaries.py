@@ -188,7 +188,7 @@ class CanaryScores:
         self._sampled[at] += np.logaddexp(stay, math.log(probability) + ratios)
 
     def canary_scores(self) -> np.ndarray:
-        """(m,), larger = in."""
+        """The score of each canary (m,): the larger, the more likely it was in the data."""
         return self._sampled + likelihood_ratios(self._precision, self._moment, 0.5)
 
 

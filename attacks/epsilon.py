@@ -321,7 +321,7 @@ def bound_from_cosines(
     """Lower bound on epsilon from cosines (n,) of independent games; threshold: fixed before they were seen."""
     values = np.asarray(cosines, dtype=np.float64)
     if values.ndim != 1 or not len(values) or np.isnan(values).any():
-        raise ValueError(f"cosines {values.shape}: one-dimensional, not empty and without NaN is needed")
+        raise ValueError(f"cosines {values.shape}: numbers (n,) without NaN are needed, at least one")
     won = int((values >= threshold).sum())
     return _bound_from_wins(
         won, len(values), float(log_chance_of_cosine(np.array(threshold), dimensions)), delta, confidence

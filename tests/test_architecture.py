@@ -16,7 +16,7 @@ FILES = sorted([*ROOT.glob("privdd/**/*.py"), *ROOT.glob("attacks/**/*.py")])
 MAY_IMPORT: dict[str, set[str]] = {  # a package may import itself and these, nothing else
     "attacks": set(),
     "core": {"attacks"},
-    "models": {"core", "attacks"},  # core: rules of settings; attacks.gpu: pooling whose gradient is the same bits each time on a GPU
+    "models": {"core"},
     "runtime": {"core"},
     "privacy": {"core", "attacks"},  # attacks.validation: names that a mechanism may have
     "data": {"core", "attacks"},  # attacks.validation: what an npz file of someone else declares

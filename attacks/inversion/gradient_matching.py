@@ -404,11 +404,9 @@ def record_if_long(matching: GradientMatching, iterations: int) -> MatchingObjec
     """The matching problem, recorded where its search is long enough and all problems go through at once."""
     problems = len(matching.labels)
     whole = not 0 < matching.together < problems
-    return (
-        RecordedMatching(matching)
-        if iterations >= MIN_RECORDED_ITERATIONS and whole and matching.runs_as_batch(problems)
-        else matching
-    )
+    if iterations >= MIN_RECORDED_ITERATIONS and whole and matching.runs_as_batch(problems):
+        return RecordedMatching(matching)
+    return matching
 
 
 class GradientInverter(ABC):

@@ -198,7 +198,7 @@ class MembershipAttack(Attack, hooks=("score", "read_signals")):
 
     def read_signals(self, view: View) -> list[Tensor]:
         """What the scores are made of: tensors (K, n, ...). A view in which all of them say nothing is not attacked."""
-        worlds = _require_worlds(view)
+        worlds = require_worlds(view)
         return [worlds.signals[primary_signal(view.surface, worlds, self.signal)]]
 
     def nothing_to_read(self, view: View) -> str:
@@ -206,7 +206,7 @@ class MembershipAttack(Attack, hooks=("score", "read_signals")):
 
     def run(self, view: View, generator: torch.Generator) -> Evidence:
         """Scores (K, n): each world is scored with the other worlds as its shadow models."""
-        worlds = _require_worlds(view)
+        worlds = require_worlds(view)
         if len(worlds.masks) < self.least_worlds:
             raise ValueError(f"worlds={len(worlds.masks)}: {self.name} needs at least {self.least_worlds}")
         name = primary_signal(view.surface, worlds, self.signal)
@@ -221,7 +221,7 @@ class MembershipAttack(Attack, hooks=("score", "read_signals")):
 
     def judge(self, evidence: Evidence, view: View, truth: Truth) -> Finding:
         """Scores against the masks: AUC, TPR at low FPR, blind control, one-run epsilon; constant ones: status alone."""
-        worlds, scores = _require_worlds(view), evidence.scores
+        worlds, scores = require_worlds(view), evidence.scores
         if scores is None:
             raise ValueError("evidence.scores: a membership attack brings back scores (K, n)")
         if why := why_uninformative(scores):
@@ -258,7 +258,7 @@ def signal_log_odds(worlds: Worlds, name: str) -> Tensor:
     return centred / centred.square().mean().sqrt().clamp_min(1e-300)
 
 
-def _require_worlds(view: View) -> Worlds:
+def require_worlds(view: View) -> Worlds:
     if view.worlds is None:
         raise ValueError(f"surface {view.surface.value}: the view carries no worlds")
     return view.worlds

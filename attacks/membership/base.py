@@ -12,8 +12,8 @@ from torch import Tensor
 from attacks.arrays import accepts_numpy
 from attacks.membership.attack import (
     MembershipAttack,
-    _require_worlds,
     check_shadow_signals,
+    require_worlds,
     score_leave_one_out,
     signal_log_odds,
 )
@@ -54,7 +54,7 @@ class Base(MembershipAttack):
         check_positive(self, "temperature")
 
     def score(self, view: View, name: str, seed: int) -> Tensor:
-        worlds = _require_worlds(view)
+        worlds = require_worlds(view)
         options: dict[str, Any] = {"temperature": self.temperature, "online": self.online}
         logp = torch.nn.functional.logsigmoid(signal_log_odds(worlds, name))
         return score_leave_one_out(lambda s, m, t: base(s, m, t, **options), logp, worlds.masks)

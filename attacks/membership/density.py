@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from attacks.arrays import accepts_numpy
-from attacks.membership.attack import MembershipAttack, _require_worlds
+from attacks.membership.attack import MembershipAttack, require_worlds
 from attacks.membership.shadow_classifier import _cross_fit
 from attacks.types import View
 from attacks.validation import check_counts
@@ -64,12 +64,12 @@ class GradientDensity(MembershipAttack):
         check_counts(self, "limit")
 
     def read_signals(self, view: View) -> list[Tensor]:
-        signals = _require_worlds(view).signals
+        signals = require_worlds(view).signals
         names = sorted(s for s in signals if s.startswith("gradient")) if self.signal == "auto" else []
         return [signals[name] for name in names] or super().read_signals(view)
 
     def score(self, view: View, name: str, seed: int) -> Tensor:
-        worlds = _require_worlds(view)
+        worlds = require_worlds(view)
         features = torch.stack([signal.double() for signal in self.read_signals(view)], -1)
         rng = np.random.default_rng(seed)
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from attacks.arrays import accepts_numpy
-from attacks.membership.attack import MembershipAttack, _require_worlds
+from attacks.membership.attack import MembershipAttack, require_worlds
 from attacks.types import Evidence, Finding, Surface, Truth, View, Worlds
 from attacks.validation import check_counts
 
@@ -53,13 +53,13 @@ class LabelOnly(MembershipAttack):
         check_counts(self, "copies")
 
     def nothing_to_read(self, view: View) -> str:
-        if _require_worlds(view).records is None or _sent_state(view) is None:
+        if require_worlds(view).records is None or _sent_state(view) is None:
             return "what was sent is no model that labels a record by itself"
         return ""
 
     def run(self, view: View, generator: torch.Generator) -> Evidence:
         """Scores (1, n): of the run that really happened."""
-        worlds, model, state = _require_worlds(view), view.knowledge.model, _sent_state(view)
+        worlds, model, state = require_worlds(view), view.knowledge.model, _sent_state(view)
         if worlds.records is None or model is None or state is None:
             raise ValueError(f"{self.name}: the view holds no model")
         model.eval()
@@ -75,7 +75,7 @@ class LabelOnly(MembershipAttack):
 
     def judge(self, evidence: Evidence, view: View, truth: Truth) -> Finding:
         """As for any membership attack, with one world."""
-        finding = super().judge(evidence, replace(view, worlds=first_replay(_require_worlds(view))), truth)
+        finding = super().judge(evidence, replace(view, worlds=first_replay(require_worlds(view))), truth)
         if finding.measures.get("status") == "nothing_to_read":
             return finding
         return finding.with_measures(diagnostics={"queries_per_record": evidence.notes["queries"]})

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.special import log_ndtr
 
 from attacks.arrays import accepts_numpy
-from attacks.membership.attack import MembershipAttack, _require_worlds, check_shadow_signals, score_leave_one_out
+from attacks.membership.attack import MembershipAttack, check_shadow_signals, require_worlds, score_leave_one_out
 from attacks.types import View
 
 Variance = Literal["per_record", "pooled", "auto", "uncentred", "uncentred_in"]
@@ -141,5 +141,5 @@ class Lira(MembershipAttack):
 
     def score(self, view: View, name: str, seed: int) -> Tensor:
         options: dict[str, Any] = {"online": self.online, "variance": self.variance, "centre": self.centre}
-        worlds = _require_worlds(view)
+        worlds = require_worlds(view)
         return score_leave_one_out(lambda s, m, t: lira(s, m, t, **options), worlds.signals[name], worlds.masks)

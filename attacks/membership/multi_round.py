@@ -17,9 +17,9 @@ from attacks.arrays import accepts_numpy
 from attacks.membership.attack import (
     FALSE_POSITIVE_RATES,
     MembershipAttack,
-    _require_worlds,
     check_shadow_signals,
     primary_signal,
+    require_worlds,
     score_leave_one_out,
 )
 from attacks.membership.lira import lira
@@ -151,7 +151,7 @@ class MultiRoundAttack(MembershipAttack):
         finding = super().judge(evidence, view, truth)
         if finding.measures.get("status") == "nothing_to_read":
             return finding
-        member, last = _require_worlds(view).masks.flatten().numpy(), evidence.extra["last_round"].flatten().numpy()
+        member, last = require_worlds(view).masks.flatten().numpy(), evidence.extra["last_round"].flatten().numpy()
         alone = {
             "auc": roc(last, member).auc,
             **{f"tpr_at_{rate}": tpr_at_fpr(last, member, rate)[0] for rate in FALSE_POSITIVE_RATES},
@@ -166,11 +166,11 @@ class LiraRounds(MultiRoundAttack):
     name: ClassVar[str] = "lira_rounds"
 
     def read_signals(self, view: View) -> list[Tensor]:
-        worlds = _require_worlds(view)
+        worlds = require_worlds(view)
         return [signal_in_all_rounds(worlds, primary_signal(view.surface, worlds, self.signal))]
 
     def score(self, view: View, name: str, seed: int) -> Tensor:
-        worlds = _require_worlds(view)
+        worlds = require_worlds(view)
         each = signal_in_all_rounds(worlds, name).unbind(-1)
         return torch.stack([score_leave_one_out(lira, one, worlds.masks) for one in each], -1)
 
@@ -201,14 +201,14 @@ class Fusion(MultiRoundAttack):
     least_worlds: ClassVar[int] = 5
 
     def read_signals(self, view: View) -> list[Tensor]:
-        worlds = _require_worlds(view)
+        worlds = require_worlds(view)
         names = (
             signals_to_fuse(worlds) if self.signal == "auto" else [primary_signal(view.surface, worlds, self.signal)]
         )
         return [signal_in_all_rounds(worlds, name) for name in names]
 
     def score(self, view: View, name: str, seed: int) -> Tensor:
-        worlds = _require_worlds(view)
+        worlds = require_worlds(view)
         vectors = [torch.stack(of, -1) for of in zip(*(one.unbind(-1) for one in self.read_signals(view)), strict=True)]
         return torch.stack([score_leave_one_out(self._likelihood_ratio, one, worlds.masks) for one in vectors], -1)
 
@@ -235,7 +235,7 @@ class Tracing(MultiRoundAttack):
     least_worlds: ClassVar[int] = 1
 
     def read_signals(self, view: View) -> list[Tensor]:
-        worlds = _require_worlds(view)
+        worlds = require_worlds(view)
         parts = [n for n in sorted(worlds.signals) if n.startswith("joint")] if self.signal == "auto" else []
         return [signal_in_all_rounds(worlds, n) for n in parts or [primary_signal(view.surface, worlds, self.signal)]]
 

@@ -17,7 +17,7 @@ import numpy as np
 from torch import Tensor
 
 from attacks.canaries import likelihood_ratios, outside_span
-from attacks.membership.attack import MembershipAttack, _require_worlds
+from attacks.membership.attack import MembershipAttack, require_worlds
 from attacks.types import Adversary, View
 
 RATIO_SIGNAL = "likelihood_ratio"
@@ -142,4 +142,4 @@ class NoisedSumAttack(MembershipAttack):
     least_worlds: ClassVar[int] = 1
 
     def score(self, view: View, name: str, seed: int) -> Tensor:
-        return _require_worlds(view).signals[RATIO_SIGNAL].double()
+        return require_worlds(view).signals[RATIO_SIGNAL].double()

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from attacks.membership.attack import MembershipAttack, _require_worlds
+from attacks.membership.attack import MembershipAttack, require_worlds
 from attacks.membership.signals import logit_scaled
 from attacks.types import Surface, View
 from attacks.validation import check_counts, check_positive
@@ -86,22 +86,20 @@ class QuantileRegression(MembershipAttack):
         check_positive(self, "ridge")
 
     def nothing_to_read(self, view: View) -> str:
-        worlds = _require_worlds(view)
+        worlds = require_worlds(view)
         if worlds.public_logits is None or worlds.logits is None or worlds.records is None:
             return "no model's outputs for public records were kept"
         return super().nothing_to_read(view)
 
     def score(self, view: View, name: str, seed: int) -> Tensor:
-        worlds, public = _require_worlds(view), view.knowledge
+        worlds, public = require_worlds(view), view.knowledge
         if worlds.public_logits is None or worlds.logits is None or worlds.records is None:
             raise ValueError(f"{self.name}: the worlds carry no outputs for public records")
         count, classes = worlds.public_logits.shape[-2:]
         x, y = public.public_x[:count], public.public_y[:count]
         flat = x.flatten(1) - x.flatten(1).mean(0)
         axes = torch.linalg.svd(flat, full_matrices=False).Vh[: self.components].T
-        known, asked = (
-            regression_features(x, y, axes, classes),
-            regression_features(worlds.records, worlds.labels, axes, classes),
-        )
+        known = regression_features(x, y, axes, classes)
+        asked = regression_features(worlds.records, worlds.labels, axes, classes)
         outside, own = logit_scaled(worlds.public_logits, y), logit_scaled(worlds.logits, worlds.labels)
         return torch.stack([standardise_scores(s, known, asked, v, self.ridge) for s, v in zip(outside, own)])

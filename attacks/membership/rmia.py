@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from attacks.arrays import accepts_numpy
-from attacks.membership.attack import MembershipAttack, _require_worlds, check_shadow_signals, signal_log_odds
+from attacks.membership.attack import MembershipAttack, check_shadow_signals, require_worlds, signal_log_odds
 from attacks.membership.signals import logit_scaled
 from attacks.types import Evidence, Finding, Truth, View
 from attacks.validation import check_counts, check_positive
@@ -92,7 +92,7 @@ class Rmia(MembershipAttack):
             raise ValueError(f"a={self.a!r}: a number in [0, 1] is needed")
 
     def score(self, view: View, name: str, seed: int) -> Tensor:
-        worlds, public = _require_worlds(view), _public_probs(view, name)
+        worlds, public = require_worlds(view), _public_probs(view, name)
         probs = signal_log_odds(worlds, name).sigmoid()
         rows, scores = torch.arange(len(probs)), []
         for k in range(len(probs)):
@@ -105,7 +105,7 @@ class Rmia(MembershipAttack):
 
 def _public_probs(view: View, name: str) -> Tensor | None:
     """True-label probabilities (K, m) of the first m public records, where the worlds carry them."""
-    logits, labels = _require_worlds(view).public_logits, view.knowledge.public_y
+    logits, labels = require_worlds(view).public_logits, view.knowledge.public_y
     if name != "confidence" or logits is None or not 0 < logits.shape[-2] <= len(labels):
         return None
     return logit_scaled(logits.double(), labels[: logits.shape[-2]]).sigmoid()
@@ -132,7 +132,7 @@ class OfflineRmia(MembershipAttack):
             raise ValueError(f"a={self.a!r}: a number in [0, 1] is needed")
 
     def score(self, view: View, name: str, seed: int) -> Tensor:
-        worlds, public = _require_worlds(view), _public_probs(view, name)
+        worlds, public = require_worlds(view), _public_probs(view, name)
         probs, scores = signal_log_odds(worlds, name).sigmoid(), []
         for k in range(len(probs)):
             chosen = shadow_indices(k, len(probs), self.shadows)
@@ -145,7 +145,7 @@ class OfflineRmia(MembershipAttack):
         finding = super().judge(evidence, view, truth)
         if finding.measures.get("status") == "nothing_to_read":
             return finding
-        used = min(self.shadows, len(_require_worlds(view).masks) - 1)
+        used = min(self.shadows, len(require_worlds(view).masks) - 1)
         return finding.with_measures(diagnostics={"shadow_models": used})
 
 

@@ -17,7 +17,7 @@ from sklearn.preprocessing import StandardScaler
 from torch import Tensor
 
 from attacks.arrays import accepts_numpy
-from attacks.membership.attack import MembershipAttack, _require_worlds
+from attacks.membership.attack import MembershipAttack, require_worlds
 from attacks.types import View
 from attacks.validation import check_counts
 
@@ -98,11 +98,11 @@ class ShadowClassifier(MembershipAttack):
         check_counts(self, "k")
 
     def read_signals(self, view: View) -> list[Tensor]:
-        logits = _require_worlds(view).logits
+        logits = require_worlds(view).logits
         return super().read_signals(view) if logits is None else [logits]
 
     def score(self, view: View, name: str, seed: int) -> Tensor:
-        worlds = _require_worlds(view)
+        worlds = require_worlds(view)
         features = worlds.signals[name].double().unsqueeze(-1)
         if worlds.logits is not None:
             features = top_k_features(worlds.logits, worlds.labels, self.k)

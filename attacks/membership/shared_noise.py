@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from attacks.arrays import accepts_numpy
-from attacks.membership.attack import MembershipAttack, _require_worlds
+from attacks.membership.attack import MembershipAttack, require_worlds
 from attacks.types import Surface, View
 
 COINCIDENCE_SIGNAL = "shared_noise"
@@ -72,9 +72,9 @@ class SharedNoise(MembershipAttack):
     least_worlds: ClassVar[int] = 1
 
     def nothing_to_read(self, view: View) -> str:
-        if COINCIDENCE_SIGNAL not in _require_worlds(view).signals:
+        if COINCIDENCE_SIGNAL not in require_worlds(view).signals:
             return "every released row has its own noise: none is shared"
         return super().nothing_to_read(view)
 
     def score(self, view: View, name: str, seed: int) -> Tensor:
-        return _require_worlds(view).signals[COINCIDENCE_SIGNAL].double()
+        return require_worlds(view).signals[COINCIDENCE_SIGNAL].double()

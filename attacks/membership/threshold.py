@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from attacks.arrays import accepts_numpy
-from attacks.membership.attack import MembershipAttack, _require_worlds
+from attacks.membership.attack import MembershipAttack, require_worlds
 from attacks.types import View
 
 
@@ -30,5 +30,5 @@ class LossThreshold(MembershipAttack):
     least_worlds: ClassVar[int] = 1
 
     def score(self, view: View, name: str, seed: int) -> Tensor:
-        worlds = _require_worlds(view)
+        worlds = require_worlds(view)
         return torch.stack([loss_threshold(row) for row in worlds.signals[name]])

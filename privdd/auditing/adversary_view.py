@@ -92,11 +92,9 @@ class RecordGradients:
     @cached_property
     def gradient_norms(self) -> Tensor:
         """(n,) Euclidean lengths."""
-        return (
-            self.gradient_matrix.norm(dim=-1)
-            if self.is_one_matrix
-            else torch.cat([block.norm(dim=-1) for block in self.iterate_blocks()])
-        )
+        if self.is_one_matrix:
+            return self.gradient_matrix.norm(dim=-1)
+        return torch.cat([block.norm(dim=-1) for block in self.iterate_blocks()])
 
     def inner_products(self, vector: Tensor) -> Tensor:
         """<vector, g_i> (n,), for a vector (p,)."""
@@ -306,11 +304,9 @@ class AdversaryView:
         if self.record_gradients is None or self.model is None:
             raise ValueError("this method shares no classifier")
         held = self.record_gradients.is_one_matrix
-        return (
-            self.record_gradients.gradient_matrix[:, place]
-            if held
-            else self.record_gradients.of_parameters(_parameters_of_layer(self.model, layer)).gradient_matrix
-        )
+        if held:
+            return self.record_gradients.gradient_matrix[:, place]
+        return self.record_gradients.of_parameters(_parameters_of_layer(self.model, layer)).gradient_matrix
 
     def embed_images(self, x: Tensor) -> Tensor:
         """(b, d) penultimate features of the broadcast classifier; pixels where none was sent."""

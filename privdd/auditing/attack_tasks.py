@@ -70,8 +70,9 @@ class ErrorBudget:
 def error_budget(
     confidence: float, membership: int, mechanisms: int, *, canaries: bool = False, replaced: int = 0
 ) -> ErrorBudget:
-    """The budget of a run: confidence, of all bounds together; membership tests; mechanisms with guarantee tests; whether
-    the run has a game of canaries; bounds of earlier commands that others replaced."""
+    """How the bounds of a run share one error probability. confidence: of all bounds together; membership: attacks of this
+    family; mechanisms: those with guarantee tests; canaries: whether their game is played; replaced: bounds of earlier
+    commands that stand no longer."""
     alpha = round(1 - confidence, 12)  # 0.05 for 0.95, not 0.050000000000000044
     tests = membership + TESTS_PER_MECHANISM * mechanisms + WHOLE_RUN_TESTS * (mechanisms > 0) + CANARY_TESTS * canaries
     return ErrorBudget(alpha, max(1, tests + replaced), replaced)

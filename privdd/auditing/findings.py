@@ -367,10 +367,8 @@ def _surface_rows(
             sender = "server" if release.client == SERVER else "client"
             rows.setdefault((release.surface, sender), []).append(release)
     for (surface, sender), releases in rows.items():
-        epsilon, mine = (
-            epsilon_by_accountant(progress.ledger, [surface]),
-            [f for f in findings if str(f.surface) == surface],
-        )
+        epsilon = epsilon_by_accountant(progress.ledger, [surface])
+        mine = [f for f in findings if str(f.surface) == surface]
         missing = untested_parts(progress.ledger, surface, findings)
         tried = [f for f in mine if is_about_releases(f.family, f.adversary)]
         attacked = any(MEASURE_KEYS & set(f.measures) for f in tried)

@@ -194,10 +194,8 @@ def analyst_view(run: FinishedRun, reads: NoisedSumScores, round: int) -> tuple[
     worlds = Worlds(
         signals, reads.masks, blind_scores(candidates, public), candidates.y, records=candidates.x, kinds=game.kinds
     )
-    surface, sent = (
-        guarantee_subject(run, run.experiment.audit_settings.confidence).surface_of(name),
-        run.plan.method.uploads,
-    )
+    surface = guarantee_subject(run, run.experiment.audit_settings.confidence).surface_of(name)
+    sent = run.plan.method.uploads
     surface = surface if surface in sent.values() else next(iter(sent.values()))
     view = View(surface, Adversary.ANALYST, (), run.adversary_knowledge(round), worlds)
     return view, run.ground_truth(), ANALYST_NOTE

@@ -74,11 +74,9 @@ class ReplayTask:
 
     def run(self) -> list[Signals] | None:
         found, last = self.replay.run_by_round(), self.replay.chain[-1].round
-        return (
-            None
-            if found is None
-            else [extract_all_signals(self.adversary, self.passing, sent.pop(last), sent) for sent in found]
-        )
+        if found is None:
+            return None
+        return [extract_all_signals(self.adversary, self.passing, sent.pop(last), sent) for sent in found]
 
 
 def extract_all_signals(
@@ -440,8 +438,8 @@ def describe_view(run: FinishedRun, view: View, family: Family, missing: Collect
 
 
 def describe_replays(run: FinishedRun, view: View) -> str:
-    """For a finding's note: that replays were left out, or which rounds of those of the whole federation are their own;
-    "" where all are there and all rounds are."""
+    """For a finding's note: how many replays there are where some were left out, or in how many rounds replayed federations
+    differ from the run; "" where nothing was left out and all rounds differ."""
     method, audit = run.plan.method, run.experiment.audit_settings
     apart, asked = audit.federation_rounds, min(audit.federations, audit.worlds)
     if view.worlds is None:
@@ -449,11 +447,9 @@ def describe_replays(run: FinishedRun, view: View) -> str:
     sent = view.adversary in (Adversary.PEER, Adversary.PUBLIC) and view.surface != Surface.SHARED_FEATURES
     if not sent:
         few = view.adversary in (Adversary.SERVER, Adversary.PEER) and len(view.worlds.masks) < audit.worlds
-        return (
-            f"{FEWER_REPLAYS_NOTE} {len(view.worlds.masks)} of {audit.worlds} replays (audit.processed_worlds)"
-            if few
-            else ""
-        )
+        if few:
+            return f"{FEWER_REPLAYS_NOTE} {len(view.worlds.masks)} of {audit.worlds} replays (audit.processed_worlds)"
+        return ""
     if len(view.worlds.masks) < asked:
         count = len(view.worlds.masks) if len(view.worlds.masks) > 1 else 0  # one is the run itself
         return f"{FEWER_REPLAYS_NOTE} {count} of {asked} replays of the federation (audit.processed_federations)"

@@ -90,11 +90,9 @@ def _gradient_signals(
         raise UnreadableUpload(adversary.method, name, "classifier and sent_state")
     vector = torch.cat([value[n].flatten() for n, _ in adversary.model.named_parameters() if n in value])
     found = adversary.record_gradients.alignment_signals(vector)
-    return (
-        found | coefficients_by_layer(adversary, vector)
-        if len(vector) == adversary.record_gradients.parameter_count
-        else found
-    )
+    if len(vector) == adversary.record_gradients.parameter_count:
+        return found | coefficients_by_layer(adversary, vector)
+    return found
 
 
 def _feature_signals(

@@ -370,7 +370,7 @@ def _signals_of_surface(stacked: Mapping[str, Tensor], surface: str) -> dict[str
 
 
 def blind_scores(candidates: Records, public: Records) -> Tensor:
-    """(n,) how typical each record is of its class, by public records alone: must sit at AUC 0.5."""
+    """How typical each record (n,) is of its class, by public records alone: a control, whose AUC should be 0.5."""
     means = {int(c): public.x[public.y == c].mean(0) for c in public.y.unique()}
     overall = public.x.mean(0)
     gaps = [(x - means.get(int(c), overall)).norm() for x, c in zip(candidates.x, candidates.y)]

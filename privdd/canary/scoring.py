@@ -154,11 +154,9 @@ def score_artifact(sealed: SealedCanaries, given: Mapping[str, Any]) -> tuple[np
     model = build_network(load_target(given["model"]), given["args"])
     if "updates" in given:
         recordings = read_recordings(Path(given["updates"]))
-        return (
-            _score_recorded_loss(sealed, model, recordings)
-            if signal == "loss"
-            else _score_recorded_updates(sealed, given, model, recordings)
-        )
+        if signal == "loss":
+            return _score_recorded_loss(sealed, model, recordings)
+        return _score_recorded_updates(sealed, given, model, recordings)
     if signal != "loss" or "after" not in given:
         raise BadConfig("updates=RUN is needed" if signal == "update" else "updates=RUN, or after=FILE, is needed")
     after, x, y = Path(given["after"]), sealed.canaries.x, sealed.canaries.y

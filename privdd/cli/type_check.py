@@ -110,11 +110,9 @@ def own_network_hint(path: Any) -> str:
 def suggest_name(name: str, known: Collection[str], where: str) -> str:
     """What may have been meant by an unknown name among the ``known`` of a mapping."""
     close = difflib.get_close_matches(name, known, 1)
-    return (
-        f"did you mean {'.'.join(filter(None, [where, close[0]]))}?"
-        if close
-        else f"known there: {', '.join(known) or 'nothing'}"
-    )
+    if close:
+        return f"did you mean {'.'.join(filter(None, [where, close[0]]))}?"
+    return f"known there: {', '.join(known) or 'nothing'}"
 
 
 def contains_target(value: Any) -> bool:

@@ -121,7 +121,7 @@ class Command:
         return f"usage: {self.usage}\n\n{self.about}"
 
     def help_text(self) -> str:
-        """The same, and a line for each key that has a meaning of its own."""
+        """Usage, purpose, and a line for each key that has a meaning of its own."""
         lines = [self.describe(), ""]
         for key in self.keys:
             if key.help:

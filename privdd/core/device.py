@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from attacks.gpu import average_pool as average_pool  # for ``models``, which imports nothing of attacks
 from attacks.gpu import memory_budget
 from privdd.core.types import State
 

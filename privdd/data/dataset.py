@@ -59,10 +59,8 @@ class Dataset:
 
     def limited(self, train: int | None, test: int | None, keys: Keys) -> Dataset:
         """At most so many records of each split, drawn at random and kept in order."""
-        a, b = (
-            _draw_positions(len(self.train), train, keys.fold("train")),
-            _draw_positions(len(self.test), test, keys.fold("test")),
-        )
+        a = _draw_positions(len(self.train), train, keys.fold("train"))
+        b = _draw_positions(len(self.test), test, keys.fold("test"))
         return replace(
             self,
             train=self.train.take(a),

@@ -161,10 +161,8 @@ def corrupt_domains(
     source: Dataset, severity: int, corruptions: str | Sequence[str], limits: DomainLimits, keys: Keys
 ) -> Dataset:
     """``source`` cut into equal parts, each under one corruption: no record is in two domains."""
-    names, splits = (
-        corruption_names(source.shape[0], corruptions),
-        ((source.train, limits.train), (source.test, limits.test)),
-    )
+    names = corruption_names(source.shape[0], corruptions)
+    splits = ((source.train, limits.train), (source.test, limits.test))
     orders = [torch.randperm(len(whole), generator=keys.fold(at).torch()) for at, (whole, _) in enumerate(splits)]
     dealt = [order.tensor_split(len(names)) for order in orders]
     parts = []

@@ -194,13 +194,10 @@ def audit_client_updates(
     sent = updates.kind == "gradient"
     if sent and fit not in (None, SGD_NAME):
         raise BadConfig(f"target.training: of a captured gradient only {SGD_NAME} is read; no function is called")
-    others, drew = (
-        compute_shadow_updates(
-            None if sent else training_function_of(fit, local), model, mine, game, keys, settings.engine
-        )
-        if shadows
-        else ([], False)
-    )
+    others, drew = list[tuple[Capture, ...]](), False
+    if shadows:
+        each = None if sent else training_function_of(fit, local)
+        others, drew = compute_shadow_updates(each, model, mine, game, keys, settings.engine)
     signals = target_and_shadow_signals(model, [mine, *others], game.records, classes, sent)
     made = time.monotonic()
     known = _attacker_knowledge(model, game, train, classes, local, stated)
@@ -279,10 +276,12 @@ def _judge_inversions(
     counts = torch.bincount(train.y, minlength=view.knowledge.classes)
     truth = Truth(train.x.to(kind), train.y, heldout.x.to(kind), heldout.y, counts)
     found = [_judge_inversion(name, attack, view, truth, keys, note) for name, attack in attacks.items()]
-    for name, family in (
-        ("label_counts", Family.LABEL),
-        *((n, Family.GRADIENT_INVERSION) for n in ("analytic_inversion", search)),
-    ):
+    wanted = {
+        "label_counts": Family.LABEL,
+        "analytic_inversion": Family.GRADIENT_INVERSION,
+        search: Family.GRADIENT_INVERSION,
+    }
+    for name, family in wanted.items():
         found += findings_without_attack(view.surface, [name] if name not in attacks else [], why, note, family)
     return found
 

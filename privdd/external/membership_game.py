@@ -21,7 +21,7 @@ import torch
 from scipy.stats import norm
 from torch import Tensor
 
-from attacks.membership.attack import one_run_bound, unreadable_finding
+from attacks.membership.attack import one_run_bound, require_worlds, unreadable_finding
 from attacks.membership.blind_baseline import is_separable
 from attacks.membership.label_only import first_replay
 from attacks.membership.signals import ridge_readout
@@ -78,9 +78,8 @@ def _number_equal_records(*sets: Tensor) -> Tensor:
     if exact == torch.float64 and any(one.dtype != exact for one in sets):
         exact = torch.float32
     whole = torch.cat([one.flatten(1).to(exact) for one in sets]) + 0  # minus zero is zero
-    rows = np.ascontiguousarray(
-        torch.nan_to_num(whole, nan=math.pi * 1e30).numpy() if whole.is_floating_point() else whole.numpy()
-    )
+    whole = torch.nan_to_num(whole, nan=math.pi * 1e30) if whole.is_floating_point() else whole
+    rows = np.ascontiguousarray(whole.numpy())
     place: dict[bytes, int] = {}
     return torch.tensor([place.setdefault(sha256(row).digest(), len(place)) for row in rows])
 
@@ -186,7 +185,7 @@ RANKING_ATTACKS = (
     "quantile_regression",
     "density_ratio",
     "loss_threshold",
-)  # whose scores rank the records
+)  # their scores rank records
 MAX_EXPOSED = 10  # most exposed records that a finding names
 FILES_DIFFER_NOTE = (
     "training and held-out records can be told apart without the target (blind control): part of this is that "
@@ -235,7 +234,7 @@ def judge_attacks(
 def _judge_attack(
     name: str, attack: Attack, view: View, game: CoinGame, keys: Keys, budget: ErrorBudget, note: str, naming: bool
 ) -> JudgedAttack:
-    began, worlds, row = time.monotonic(), _require_worlds(view), game.row
+    began, worlds, row = time.monotonic(), require_worlds(view), game.row
     why = attack.nothing_to_read(view)
     if why:
         return JudgedAttack(annotate_finding(unreadable_finding(attack, view, why), name, note))
@@ -253,7 +252,7 @@ def _judge_attack(
     delta = float(view.knowledge.settings["delta"])
     bound = one_run_bound(scores[:1], target.masks, delta, rng, confidence=budget.confidence)
     decisive: dict[str, Any] = {"epsilon_familywise": bound.value, "tests": budget.tests}
-    unlike = is_separable(worlds.blind, worlds.masks[0])
+    unlike = bool(is_separable(worlds.blind, worlds.masks[0]))
     if unlike or not game.repeats.single:
         finding = replace(finding, measures={k: v for k, v in finding.measures.items() if k not in BOUND_MEASURES})
         decisive = {}
@@ -263,30 +262,11 @@ def _judge_attack(
     diagnostics = {**finding.measures.get("diagnostics", {}), **decisive}
     if diagnostics:
         finding = finding.with_measures(diagnostics=diagnostics)
-    told = f"most exposed training records, by their place in the file from 0: {', '.join(map(str, exposed))}"
-    said = annotate_finding(
-        finding,
-        name,
-        note,
-        FILES_DIFFER_NOTE if unlike else "",
-        "" if game.repeats.single else COPIES_TOGETHER_NOTE,
-        told if exposed else "",
-        _shadow_count_text(worlds),
-    )
-    return JudgedAttack(
-        said.with_measures(seconds=time.monotonic() - began), _evidence_tensors(scores[:1], target, row)
-    )
-
-
-def _require_worlds(view: View) -> Worlds:
-    if view.worlds is None:
-        raise ValueError(f"surface {view.surface}: the view carries no worlds")
-    return view.worlds
-
-
-def _shadow_count_text(worlds: Worlds) -> str:
-    count = len(worlds.masks) - 1
-    return f"{count} shadow models" if count else ""
+    places = f"most exposed training records, by their place in the file from 0: {', '.join(map(str, exposed))}"
+    shadows = f"{len(worlds.masks) - 1} shadow models" if len(worlds.masks) > 1 else ""
+    notes = [note, FILES_DIFFER_NOTE * unlike, COPIES_TOGETHER_NOTE * (not game.repeats.single), places * bool(exposed)]
+    finding = annotate_finding(finding, name, *notes, shadows).with_measures(seconds=time.monotonic() - began)
+    return JudgedAttack(finding, _evidence_tensors(scores[:1], target, row))
 
 
 def annotate_finding(finding: Finding, name: str, *notes: str) -> Finding:
@@ -318,29 +298,15 @@ def findings_without_attack(
     surface: Surface, attacks: Sequence[str], why: str, note: str, family: Family = Family.MEMBERSHIP
 ) -> list[JudgedAttack]:
     """A row for each attack that could not be tried, with the reason."""
-    return [
-        JudgedAttack(
-            annotate_finding(
-                Finding(surface, name, family, Adversary.PUBLIC, {"n": 0, "status": "not_attacked"}),
-                name,
-                note,
-                f"not attacked: {why}",
-            )
-        )
-        for name in attacks
-    ]
+    bare = Finding(surface, "", family, Adversary.PUBLIC, {"n": 0, "status": "not_attacked"})
+    return [JudgedAttack(annotate_finding(bare, name, note, f"not attacked: {why}")) for name in attacks]
 
 
-CLASSIFIER_COMPONENTS, MAX_CLASSIFIED = (
-    24,
-    1000,
-)  # principal components and records of either file for the classifier of labels
+CLASSIFIER_COMPONENTS, MAX_CLASSIFIED = 24, 1000  # of the classifier of labels: principal components, records of a file
 MAX_ACCURACY_RECORDS = 10_000  # training records that a model is asked about for its accuracy
 MOST_COMPARED, MOST_AMONG = 500, 2000  # held-out records that are compared with so many training records
-CLOSE, MANY_CLOSE = (
-    0.1,
-    0.1,
-)  # of the usual distance; and the share of held-out records so close from which nothing can be told
+CLOSE = 0.1  # of the usual distance
+MANY_CLOSE = 0.1  # of the held-out records so close: nothing can be told
 RARE_CHANCE = 1e-5  # a chance below which two files that were drawn alike do not look so different
 UNREADABLE_NOTE = "so neither a leak nor its absence can be read from these files"
 
@@ -357,38 +323,20 @@ def target_facts(
 ) -> dict[str, Any]:
     """``target`` of findings.json. accuracies: on training and held-out records; notes, more: what the caller knows."""
     repeats = game.repeats
-    near = _near_copy_doubts(train.select_rows(repeats.inside), heldout.select_rows(repeats.outside))
+    inside, outside = train.select_rows(repeats.inside), heldout.select_rows(repeats.outside)
+    near = _near_copy_doubts(inside, outside)
+    # The files' own difference comes first; what the target shows of it counts only where these show none
+    doubts = [*near[1:], *_difference_doubts(judged), *_label_doubts(inside, outside)]
+    doubts = doubts or _accuracy_doubts(accuracies, min(len(train), MAX_ACCURACY_RECORDS), len(heldout))
     facts: dict[str, Any] = {
         "kind": kind, "training": len(train), "heldout": len(heldout), "repeated": repeats.training,
         "repeated_heldout": repeats.heldout, "shared": repeats.shared, "copies_together": not repeats.single,
         "notes": [*_describe_duplicates(game, len(train), len(heldout)), *near[:1], *notes],
-        "doubts": [*near[1:], *_list_doubts(train, heldout, game, judged, accuracies)][:1],
+        "doubts": (doubts or _reversal_doubts(judged))[:1],
     }  # fmt: skip
     if accuracies is not None:
         facts["accuracy_training"] = accuracies[0]
     return facts | more
-
-
-def _list_doubts(
-    train: LabelledRecords,
-    heldout: LabelledRecords,
-    game: CoinGame,
-    judged: Sequence[JudgedAttack],
-    accuracies: tuple[float, float] | None,
-) -> list[str]:
-    """The files' own difference first; what the target shows of it only where these show none."""
-    repeats = game.repeats
-    own = [
-        *_difference_doubts(judged),
-        *_label_doubts(train.select_rows(repeats.inside), heldout.select_rows(repeats.outside)),
-    ]
-    return (
-        own
-        or [
-            *_accuracy_doubts(accuracies, min(len(train), MAX_ACCURACY_RECORDS), len(heldout)),
-            *_reversal_doubts(judged),
-        ][:1]
-    )
 
 
 def _near_copy_doubts(train: LabelledRecords, heldout: LabelledRecords) -> list[str]:
@@ -485,24 +433,16 @@ def _difference_doubts(judged: Sequence[JudgedAttack]) -> list[str]:
 
 def _reversal_doubts(judged: Sequence[JudgedAttack]) -> list[str]:
     """Attacks that rank held-out records above training records, beyond chance over all of them."""
-    rows = [
-        one.finding for one in judged if one.finding.family == Family.MEMBERSHIP and "auc_ci" in one.finding.measures
-    ]
+    found = [one.finding.measures for one in judged if one.finding.family == Family.MEMBERSHIP]
+    rows = [(float(one["auc"]), one["auc_ci"][1]) for one in found if "auc_ci" in one]
     wide = norm.isf(RARE_CHANCE / max(1, len(rows))) / norm.isf(0.025)
-    below = [
-        one for one in rows if _auc_of(one.measures) + wide * (one.measures["auc_ci"][1] - _auc_of(one.measures)) < 0.5
-    ]
+    below = [auc for auc, high in rows if auc + wide * (high - auc) < 0.5]
     if not below:
         return []
-    least = min(_auc_of(one.measures) for one in below)
     return [
-        f"An attack ranks held-out records above training records (AUC {format_share(least)}, where guessing gives 50 %): are the two "
+        f"An attack ranks held-out records above training records (AUC {format_share(min(below))}, where guessing gives 50 %): are the two "
         f"files exchanged, or the labels not those of the records? Until this is known, {UNREADABLE_NOTE[3:]}."
     ]
-
-
-def _auc_of(measures: Mapping[str, Any]) -> float:
-    return float(measures["auc"])
 
 
 def _accuracy_doubts(accuracies: tuple[float, float] | None, training: int, heldout: int) -> list[str]:

@@ -23,9 +23,7 @@ from privdd.runtime.run_folder import LARGEST_TENSORS, read_tensors
 PLAIN_FORMAT = RecordFormat()
 QUERY_BATCH = 1024
 MAX_LABEL_SPREAD = 10  # labels that go up to more than so many times their number are names of classes
-PROBABILITY_FLOOR = (
-    1e-6  # a probability of 0 or 1, as trees give it, is read as one in a million: its logarithm stays finite
-)
+PROBABILITY_FLOOR = 1e-6  # for a probability of 0 or 1, as trees give it: its logarithm stays finite
 ROUNDING_TOLERANCE = 0.05  # by how much the probabilities of one record may sum to something else, after rounding
 MIN_PERCENT = 30.0  # decision values that are never negative do not reach so far: they are percentages
 
@@ -307,7 +305,7 @@ def _call_module(model: nn.Module, x: Tensor, key: str) -> Tensor:
 
 
 PICKLE_SUFFIXES = (".pkl", ".pickle", ".joblib", ".sav", ".dill", ".bin")
-STATE_DICT_KEYS = (
+STATE_DICT_KEYS = [
     "state_dict",
     "model_state_dict",
     "model",
@@ -318,7 +316,7 @@ STATE_DICT_KEYS = (
     "module",
     "ema",
     "model_ema",
-)
+]
 MAX_WRAPPERS = 4  # wrappers of training scripts around the weights
 PYTHON_HINT = (
     "load it in your own program and give it to privdd.api.audit_model, or name a predict function as target.model"
@@ -382,11 +380,8 @@ def load_weights(model: nn.Module, path: Path) -> list[str]:
         for name in sorted(own.keys() & found.keys())
         if found[name].shape != own[name].shape
     ]
-    wrong = (
-        [f"missing {_list_names(missing)}"] * bool(missing)
-        + [f"unknown {_list_names(unknown)}"] * bool(unknown)
-        + other[:3]
-    )
+    wrong = [f"{word} {_list_names(some)}" for word, some in (("missing", missing), ("unknown", unknown)) if some]
+    wrong += other[:3]
     if wrong:
         raise BadConfig(f"target.weights={path}: do not fit {type(model).__name__}: {'; '.join(wrong)}")
     if broken := [name for name, value in found.items() if not torch.isfinite(value.double()).all()]:

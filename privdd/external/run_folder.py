@@ -195,6 +195,7 @@ def _surface_rows(run: ExternalAudit, ledger: Ledger) -> Any:
         rows.setdefault(release.surface, []).append(release)
     for surface, releases in rows.items():
         mine = [one.finding for one in run.judged if str(one.finding.surface) == surface]
+        notes = [str(finding.measures.get("note", "")) for finding in mine][:3]
         tried = any(MEASURE_KEYS & set(finding.measures) for finding in mine)
         epsilon = epsilon_by_accountant(ledger, [surface])
         yield {
@@ -205,15 +206,9 @@ def _surface_rows(run: ExternalAudit, ledger: Ledger) -> Any:
             "bytes": size_in_bytes(releases),
             "mechanism": "unknown",
             "epsilon": epsilon,
-            "audited": True
-            if tried
-            else f"not attacked: {'; '.join(dict.fromkeys(_finding_notes(mine))) or 'no attack applies'}",
+            "audited": True if tried else f"not attacked: {'; '.join(dict.fromkeys(notes)) or 'no attack applies'}",
             "verdict": decide_verdict(epsilon, _stated_epsilon(run), mine),
         }
-
-
-def _finding_notes(findings: Sequence[Any]) -> list[str]:
-    return [str(finding.measures.get("note", "")) for finding in findings][:3]
 
 
 def _manifest_entries(run: ExternalAudit, command: Sequence[str]) -> dict[str, Any]:
@@ -225,10 +220,7 @@ def _manifest_entries(run: ExternalAudit, command: Sequence[str]) -> dict[str, A
         "target": dict(run.about),
         "seconds": dict(run.seconds),
         "machine": {
-            "system": platform.system(),
-            "processor": platform.machine(),
-            "python": sys.version.split()[0],
-            "torch": torch.__version__,
+            "system": platform.system(), "processor": platform.machine(), "python": sys.version.split()[0], "torch": torch.__version__,
         },
         **run_provenance(),
-    }
+    }  # fmt: skip

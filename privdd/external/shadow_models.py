@@ -207,19 +207,11 @@ def compute_shadow_updates(
 
     Raises BadConfig, in one line, where the function fails or gives no model of these weights.
     """
-    tasks = [
-        ShadowUpdateTask(
-            fit or PlainSGD(1.0, 1),
-            model,
-            tuple(rounds),
-            game.shadow_set(k),
-            keys.fold("shadow", k).integer() % MAX_SEED,
-        )
-        for k in range(1, len(game.masks))
-    ]
-    found = run_tasks(
-        train_shadow_update if fit else differentiate_shadow_update, tasks, "train shadow updates", engine
-    )
+    each = fit or PlainSGD(1.0, 1)
+    seeds = [keys.fold("shadow", k).integer() % MAX_SEED for k in range(1, len(game.masks))]
+    tasks = [ShadowUpdateTask(each, model, tuple(rounds), game.shadow_set(k), s) for k, s in enumerate(seeds, 1)]
+    work = train_shadow_update if fit else differentiate_shadow_update
+    found = run_tasks(work, tasks, "train shadow updates", engine)
     return [captures for captures, _ in found], any(drew for _, drew in found)
 
 

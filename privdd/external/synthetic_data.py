@@ -58,7 +58,7 @@ from privdd.external.trained_model import GLOBAL_DRAWS, ExternalAuditSettings
 from privdd.models import ModelSpec, build, initial
 
 REFERENCE_NEIGHBOURS = (
-    5  # of the reference set, whose density is an average; copies stand alone, so the synthetic set counts its nearest
+    5  # of the reference set, whose density is an average; of the synthetic set the nearest alone counts
 )
 
 
@@ -131,11 +131,8 @@ def count_copies(synthetic: Tensor, train: Tensor, heldout: Tensor, generator: t
 
 MAX_KIND_VALUES = 12  # a column with at most so many different values holds kinds, and is compared for equality
 CLOSE_SHARE = 0.05  # of a number's value: nearer guesses are right, as in the source's implementation
-PREDICATE_COUNT, PREDICATE_COLUMNS, TRIES_PER_PREDICATE = (
-    500,
-    3,
-    4,
-)  # predicates that are kept, columns in each, and draws for each that is kept
+PREDICATE_COUNT, PREDICATE_COLUMNS = 500, 3  # predicates that are kept, and columns in each
+TRIES_PER_PREDICATE = 4  # draws for each that is kept
 
 
 @dataclass(frozen=True)
@@ -226,11 +223,10 @@ def inference_risk(synthetic: Tensor, train: Tensor, heldout: Tensor, generator:
     for x in (train, heldout):
         asked = x[torch.randperm(len(x), generator=generator)[:size]]
         secret = torch.randint(x.shape[1], (size,), generator=generator)
-        found.append(
-            sum(
-                _count_right_guesses(asked[secret == c], synthetic, c, bool(kinds[c])) for c in secret.unique().tolist()
-            )
+        rights = (
+            _count_right_guesses(asked[secret == c], synthetic, c, bool(kinds[c])) for c in secret.unique().tolist()
         )
+        found.append(sum(rights))
     return TableRisk(found[0], found[1], size)
 
 
@@ -241,6 +237,7 @@ def _count_right_guesses(asked: Tensor, synthetic: Tensor, column: int, kind: bo
     return int((guess == true if kind else (guess - true).abs() <= CLOSE_SHARE * true.abs()).sum())
 
 
+TABLE_RISKS = {"singling_out": singling_out_risk, "linkability": linkability_risk, "inference": inference_risk}
 SYNTHETIC_NOTE = "the synthetic set as it was brought"
 NO_GENERATOR = "needs the function that makes such a set (target.generator, in Python generator=)"
 NO_TABLE = "singling out, linkability and inference are defined for tables, x (n, columns)"
@@ -272,17 +269,13 @@ def audit_synthetic_data(
     keys = Keys(settings.seed).fold("target")
     shadows = settings.shadows if generator is not None else 0
     game = draw_coin_game(train, heldout, settings.records, shadows, keys)
-    sets, drew = (
-        _generate_shadow_sets(generator, game, keys, settings) if generator is not None and shadows else ([], False)
-    )
+    sets, drew = _generate_shadow_sets(generator, game, keys, settings) if generator and shadows else ([], False)
     made = time.monotonic()
     pictures = train.has_pictures and heldout.has_pictures
     scale = coordinate_scales(game.reference.x, pictures)
     view = _synthetic_view([synthetic, *sets], game, scale, pictures, stated, keys)
-    attacks, missing = (
-        _synthetic_attacks(view, shadows, settings.confidence),
-        {} if shadows else dict.fromkeys(("lira", "rmia"), NO_GENERATOR),
-    )
+    attacks = _synthetic_attacks(view, shadows, settings.confidence)
+    missing = {} if shadows else dict.fromkeys(("lira", "rmia"), NO_GENERATOR)
     budget = error_budget(settings.confidence, len(attacks) + len(missing), 0)
     judged = judge_attacks(view, attacks, missing, game, Keys(settings.seed), budget, SYNTHETIC_NOTE)
     apart = heldout.select_rows(game.repeats.outside)
@@ -406,25 +399,19 @@ def _judge_risks(
     keys: Keys,
 ) -> list[JudgedAttack]:
     """Judge the risks of tables; the class is a column like any other."""
-    names = ("singling_out", "linkability", "inference")
     if train.x.ndim != 2:
-        return findings_without_attack(surface, names, NO_TABLE, SYNTHETIC_NOTE, Family.RECONSTRUCTION)
+        return findings_without_attack(surface, tuple(TABLE_RISKS), NO_TABLE, SYNTHETIC_NOTE, Family.RECONSTRUCTION)
     made, own, other = (
         torch.cat([flatten_records(s.x, scale), s.y[:, None].double()], 1) for s in (synthetic, train, heldout)
     )
-    found = (
-        singling_out_risk(made, own, other, keys.fold(names[0]).torch()),
-        linkability_risk(made, own, other, keys.fold(names[1]).torch()),
-        inference_risk(made, own, other, keys.fold(names[2]).torch()),
-    )
-    return [_judge_risk(surface, name, risk) for name, risk in zip(names, found)]
+    found = {name: risk(made, own, other, keys.fold(name).torch()) for name, risk in TABLE_RISKS.items()}
+    return [_judge_risk(surface, name, risk) for name, risk in found.items()]
 
 
 def _judge_risk(surface: Surface, name: str, risk: TableRisk) -> JudgedAttack:
     if not risk.attacks:
-        return findings_without_attack(
-            surface, [name], "no predicate named a single synthetic record", SYNTHETIC_NOTE, Family.RECONSTRUCTION
-        )[0]
+        why = "no predicate named a single synthetic record"
+        return findings_without_attack(surface, [name], why, SYNTHETIC_NOTE, Family.RECONSTRUCTION)[0]
     measures: dict[str, Any] = {
         "identified": risk.hit_rate, "identified_chance": risk.chance_rate, "n": risk.attacks,
         "diagnostics": {"risk": risk.excess_risk, "hits": risk.hits, "control_hits": risk.control},
@@ -432,9 +419,8 @@ def _judge_risk(surface: Surface, name: str, risk: TableRisk) -> JudgedAttack:
     said = f"{RISK_SOURCE}: {risk.hits} of {risk.attacks} attacks right on training records, {risk.control} on held-out ones"
     told = "chance: upper end of the control's 95 % interval"
     finding = Finding(surface, name, Family.RECONSTRUCTION, Adversary.PUBLIC, measures)
-    return JudgedAttack(
-        annotate_finding(finding, name, SYNTHETIC_NOTE, said, told), {"hits": torch.tensor([risk.hits, risk.control])}
-    )
+    finding = annotate_finding(finding, name, SYNTHETIC_NOTE, said, told)
+    return JudgedAttack(finding, {"hits": torch.tensor([risk.hits, risk.control])})
 
 
 # For pictures whose owner distilled them by such a method elsewhere, or who has no function that makes the set again.
@@ -463,9 +449,8 @@ class DistributionMatching:
 
     def __post_init__(self) -> None:
         for name in ("per_class", "iterations", "batch", "width"):
-            object.__setattr__(
-                self, name, check_integer(f"target.args.{name}", getattr(self, name), 1, most=MAX_RECIPE_COUNT)
-            )  # 12.0 is 12
+            value = check_integer(f"target.args.{name}", getattr(self, name), 1, most=MAX_RECIPE_COUNT)
+            object.__setattr__(self, name, value)  # 12.0 is 12
         check_number("target.args.lr", self.lr)
         if not self.lr > 0:
             raise BadConfig(f"target.args.lr={self.lr}: a number above 0 is needed")
@@ -479,9 +464,8 @@ class DistributionMatching:
         """
         pictures, labels = torch.as_tensor(x).float(), torch.as_tensor(y).long()
         if pictures.ndim != 4 or min(pictures.shape[2:]) < 8:
-            raise ValueError(
-                f"records of shape {tuple(pictures.shape[1:])}: pictures (c, h, w) of 8 x 8 at least are needed"
-            )
+            shape = tuple(pictures.shape[1:])
+            raise ValueError(f"records of shape {shape}: pictures (c, h, w) of 8 x 8 at least are needed")
         keys, classes = Keys(seed), int(labels.max()) + 1
         shape = (pictures.shape[1], pictures.shape[2], pictures.shape[3])
         spec = ModelSpec("convnet", width=self.width)

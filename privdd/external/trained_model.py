@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from attacks.membership.attack import MembershipAttack, _require_worlds
+from attacks.membership.attack import MembershipAttack, require_worlds
 from attacks.membership.base import Base
 from attacks.membership.blind_baseline import blind_record_scores
 from attacks.membership.label_only import NOISE_LEVELS, label_robustness
@@ -54,11 +54,11 @@ class LabelQueries(MembershipAttack):
     least_worlds: ClassVar[int] = 1
 
     def nothing_to_read(self, view: View) -> str:
-        return "the audited records are not known" if _require_worlds(view).records is None else ""
+        return "the audited records are not known" if require_worlds(view).records is None else ""
 
     def run(self, view: View, generator: torch.Generator) -> Evidence:
         """Scores (1, n): of the target."""
-        worlds = _require_worlds(view)
+        worlds = require_worlds(view)
         if worlds.records is None:
             raise ValueError(f"{self.name}: the view holds no records")
         seed = int(torch.randint(2**31 - 1, (1,), generator=generator))
@@ -104,9 +104,8 @@ class ExternalAuditSettings:
 
     def __post_init__(self) -> None:
         for name, least in (("records", 8), ("shadows", 0)):
-            object.__setattr__(
-                self, name, check_integer(f"target.{name}", getattr(self, name), least, most=MAX_COUNT)
-            )  # 12.0 is 12
+            value = check_integer(f"target.{name}", getattr(self, name), least, most=MAX_COUNT)
+            object.__setattr__(self, name, value)  # 12.0 is 12
         if self.shadows == 1:
             raise BadConfig("target.shadows=1: at least 2 shadow models are needed, or 0 for none")
         check_share("confidence", self.confidence)

@@ -44,7 +44,7 @@ class Trainer:
     record: NoiseLog | None = None  # of an audit: is given what the clients' noise was, as far as it is trained here
 
     def run(self) -> Progress:
-        """All rounds, from the last whole checkpoint if there is one. Raises BadConfig: see ``computed_with.record_library_versions``."""
+        """All rounds, from the last whole checkpoint if there is one. Raises BadConfig: see ``run_folder.record_library_versions``."""
         if self.plan.trust.is_summed and self.engine.clients_remember:
             raise BadConfig(
                 "trust=secagg: a simulation of what a server would see; real clients need a protocol such as Flower's SecAgg+"

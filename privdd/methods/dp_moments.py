@@ -29,8 +29,8 @@ class DPMoments(PublicMap):
     """ridge: the penalty, in units of the size of the noise's eigenvalues; share: of each record's squared length that
     goes to the second moments, the rest to its class's sum.
 
-    A client sends the upper triangle of the sum of x x' over its rows x, off the diagonal times the square root of two
-    (so that it is as long as the matrix), the sum of each class, and the public variance of the noise. One round.
+    In one round a client sends the sum of its rows x by class, the public variance of the noise, and the upper triangle of
+    the sum of x x'. Entries off the diagonal are multiplied by the square root of two, so that the norm is the matrix's.
     """
 
     ridge: float = 1.0

@@ -195,10 +195,8 @@ class FedDM(Method, AuditHooks):
 
     def steps(self, broadcast: Values, shard: Shard, ctx: ClientContext) -> MatchingSteps:
         """What everyone knows of a round's noised steps."""
-        networks, streams = (
-            self._matching_networks(broadcast, shard, ctx),
-            MatchingStreams(ctx.keys.fold("batch"), ctx.public("augment")),
-        )
+        networks = self._matching_networks(broadcast, shard, ctx)
+        streams = MatchingStreams(ctx.keys.fold("batch"), ctx.public("augment"))
         return MatchingSteps(step_maps(networks, self.matching, streams, shard.shape), self.matching)
 
     def local_batched(
@@ -246,10 +244,8 @@ class FedDM(Method, AuditHooks):
             broadcast["model"]["head.weight"]
         )
         images = carry_over_images(start, labels, memory)
-        networks, streams = (
-            self._matching_networks(broadcast, shard, ctx),
-            MatchingStreams(ctx.keys.fold("batch"), ctx.public("augment")),
-        )
+        networks = self._matching_networks(broadcast, shard, ctx)
+        streams = MatchingStreams(ctx.keys.fold("batch"), ctx.public("augment"))
         if ctx.protected("embedding") and self.fitting is not None:
             images, kept = fit_embeddings(images, networks(0), shard.train, self.fitting, ctx, least=self.least)
             labels = labels[kept]

@@ -11,7 +11,7 @@ import math
 
 from torch import Tensor, nn
 
-from attacks.gpu import average_pool
+from privdd.core.device import average_pool
 from privdd.models.layers import Classifier, Shape, grid_after_halvings, norm_layer, pool_layer, relu_and_pool
 from privdd.models.spec import ModelSpec
 

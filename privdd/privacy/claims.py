@@ -325,10 +325,8 @@ FEATURE_THEOREMS = (fedfed_published, fedfed_3_4, fedfed_3_4_source, fedfed_d_2,
 
 Clipping = Literal["record", "aggregate", "none"]
 MATCHING_QUERY = "synthetic_gradient"
-FEDDM_NEIGHBOURS, FEDRD_NEIGHBOURS = (
-    'a record: data sets that "differ on a single element"',
-    'a record: data sets "differing by at most one record"',
-)
+FEDDM_NEIGHBOURS = 'a record: data sets that "differ on a single element"'
+FEDRD_NEIGHBOURS = 'a record: data sets "differing by at most one record"'
 NO_NOISE = "no clipping with noise takes place: the theorem states nothing"
 
 

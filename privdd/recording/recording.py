@@ -69,11 +69,9 @@ def message_path(heading: MessageHeading) -> Path:
         return Path("final.safetensors")
     stem = "-".join(filter(None, [BROADCAST, kind])) if heading.part == BROADCAST else kind or "update"
     here = Path(f"round-{heading.round:03d}")
-    return (
-        here / f"{stem}.safetensors"
-        if heading.node == SERVER_NODE
-        else here / f"client-{heading.node}" / f"{stem}.safetensors"
-    )
+    if heading.node == SERVER_NODE:
+        return here / f"{stem}.safetensors"
+    return here / f"client-{heading.node}" / f"{stem}.safetensors"
 
 
 def write_message(path: Path, heading: MessageHeading, arrays: Mapping[str, np.ndarray]) -> str:

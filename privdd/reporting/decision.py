@@ -105,10 +105,8 @@ def _decide_surface(line: SurfaceLine, findings: Findings, seen: str) -> Decisio
     rows, privacy = findings_on_surface(line.row, findings), findings.privacy
     weak = weak_noise_sentences(rows) if math.isinf(line.accounted) and line.verdict != "contradiction" else []
     tested = {row.surface for row in rows} if line.verdict == TESTED else set[str]()
-    can, enough = (
-        (*weak, *leak_sentences(believable_findings(rows, findings))),
-        _is_sample_enough(rows, tested, findings.run.preset),
-    )
+    can = (*weak, *leak_sentences(believable_findings(rows, findings)))
+    enough = _is_sample_enough(rows, tested, findings.run.preset)
     kind, tone, why = _judge_limit(line, rows, privacy, bool(can))
     if target_doubts(findings) and kind == "no_leak_found":
         kind, tone, why = "undecided", "warn", "these files do not allow members to be compared with others"

@@ -57,7 +57,7 @@ class MembershipResult:
 
     @property
     def strength_key(self) -> tuple[bool, float, float, float]:
-        """The order of results: those that beat guessing first, then the smallest rate, then the largest share found there, then the AUC."""
+        """Compared in this order: whether guessing is beaten, the smaller rate, the share found at it, the AUC."""
         worst = self.row.worst_records if self.kind == "exposed" else None
         found = worst.tpr if worst else self.at.tpr if self.at and self.kind == "rate" else 0.0
         return self.beats_guessing, -self.fpr, found, self.row.auc or 0.0

@@ -70,8 +70,10 @@ class OverviewLine:
 
 
 def collect_lines(folder: Path) -> list[OverviewLine]:
-    """The lines of every entry of the catalogue, in the papers' order, with progress: each row's settings are composed anew, which
-    takes a minute for all of them. folder: OUT/SCALE."""
+    """The lines of every entry of the catalogue, in the papers' order. folder: OUT/SCALE.
+
+    Shows its progress: composing the settings of all rows anew takes a minute.
+    """
     found: list[OverviewLine] = []
     with show_progress("overview", len(load_catalogue())) as bar:
         for entry in load_catalogue().values():

@@ -200,8 +200,10 @@ def check_score_numbers(record: RunRecord) -> Iterator[Disagreement]:
 
 
 def told_of_records(record: RunRecord) -> frozenset[str] | None:
-    """The fields that the file's version has for each of the most exposed records: None in versions that named none; others did not say
-    how often it is named while it is out. An emptied list is none of an earlier version."""
+    """The fields that the run's version of privdd wrote for each of the most exposed records; None where it wrote no such records.
+
+    An empty list was written by no earlier version, so all fields of today are expected then.
+    """
     worst = [row.worst_records for row in record.findings.findings if row.worst_records]
     if all("records" not in one.model_fields_set for one in worst):
         return None

@@ -86,7 +86,7 @@ def _outcome_of_sum(look: CheckOutcome) -> CheckOutcome:
 
 
 def share_count_outcome(subject: GuaranteeSubject, name: str) -> CheckOutcome:
-    """Counted, so that no error is spent: honest clients in the smallest sum, against those that the noise needs."""
+    """Whether the smallest sum holds as many honest clients as its noise needs: a count, which takes no share of the error."""
     plan, parts = subject.plan, share_count_of(subject.plan.mechanisms[name])
     sizes = [len(plan.participants(t)) for t in range(plan.method.rounds)]
     honest = min((size for size in sizes if size), default=0) - plan.trust.colluding
