@@ -67,18 +67,25 @@ def thin_curve(curve: Roc, points: int = 200, lowest: float = 1e-4) -> tuple[Ten
 
 
 def tpr_at_fpr(
-    scores: Any, member: Any, fpr: float, confidence: float = 0.95, *, clusters: Clusters = ()
+    scores: Any,
+    member: Any,
+    fpr: float,
+    confidence: float = 0.95,
+    *,
+    clusters: Clusters = (),
+    curve: Roc | None = None,
 ) -> tuple[float, tuple[float, float], bool]:
     """The largest true-positive rate at a false-positive rate of at most ``fpr`` (no interpolation).
 
     Returns (tpr, (lo, hi), resolvable). The interval is Clopper and Pearson's (1934) on the members at
     that threshold; it does not count the threshold's own randomness. With ``clusters`` it stands on
-    the effective sample size (Korn and Graubard 1998). Not resolvable: fewer than 1/fpr non-members.
+    the effective sample size (Korn and Graubard 1998). Not resolvable: fewer than 1/fpr non-members. curve: ``roc`` of these
+    very scores, where it is known.
     """
     if not 0 < fpr <= 1:
         raise ValueError(f"fpr={fpr}: a rate in (0, 1] is needed")
     values, inside = _check_scores_and_members(scores, member)
-    curve = roc(values, inside)
+    curve = roc(values, inside) if curve is None else curve
     at = int(np.searchsorted(curve.fpr.numpy(), fpr + 1e-12, side="right")) - 1
     rate = float(curve.tpr[at])
     hit = (values[inside] >= float(curve.thresholds[at])) - rate
@@ -102,7 +109,7 @@ def auc_interval(scores: Any, member: Any, confidence: float = 0.95, *, clusters
         raise ValueError(f"confidence={confidence}: a number in (0, 1) is needed")
     values, inside = _check_scores_and_members(scores, member)
     influence, area = _auc_influence(values, inside)
-    groups = [np.unique(np.asarray(c), return_inverse=True)[1] for c in clusters]
+    groups = [_number_labels(c) for c in clusters]
     half = (1 - confidence) / 2
     smallest = min([g.max() + 1 for g in groups] + [int(inside.sum()), int((~inside).sum())])
     if area in (0.0, 1.0):
@@ -115,12 +122,18 @@ def auc_interval(scores: Any, member: Any, confidence: float = 0.95, *, clusters
 
 def _auc_influence(values: np.ndarray, inside: np.ndarray) -> tuple[np.ndarray, float]:
     """Each score's share of the AUC's error: centred placement values over the class size, (n,)."""
-    positive, negative = np.sort(values[inside]), np.sort(values[~inside])
-    below = (np.searchsorted(negative, values, "left") + np.searchsorted(negative, values, "right")) / 2
-    under = (np.searchsorted(positive, values, "left") + np.searchsorted(positive, values, "right")) / 2
-    placement = np.where(inside, below / len(negative), 1 - under / len(positive))
+    order = np.argsort(values, kind="stable")
+    new = np.append(True, values[order][1:] != values[order][:-1])  # where a run of equal scores begins
+    run, starts = np.cumsum(new) - 1, np.append(np.flatnonzero(new), len(values))
+    members = np.append(0, np.cumsum(inside[order]))
+    positive, negative = int(members[-1]), len(values) - int(members[-1])
+    lower, higher = starts[run], starts[run + 1]  # how many scores are below each, and how many are not above it
+    under, below = np.empty(len(values)), np.empty(len(values))
+    under[order] = (members[lower] + members[higher]) / 2
+    below[order] = (lower - members[lower] + higher - members[higher]) / 2
+    placement = np.where(inside, below / negative, 1 - under / positive)
     area = float(placement[inside].mean())
-    return (placement - area) / np.where(inside, len(positive), len(negative)), area
+    return (placement - area) / np.where(inside, positive, negative), area
 
 
 def _auc_variance(influence: np.ndarray, groups: Sequence[np.ndarray], inside: np.ndarray) -> float:
@@ -142,9 +155,17 @@ def _clustered_variance(influence: np.ndarray, groups: Sequence[np.ndarray]) -> 
 
 def _design_effect(residual: np.ndarray, clusters: Sequence[np.ndarray], rate: float) -> float:
     """How many times the clustered variance of a rate exceeds the binomial one, at least 1."""
-    groups = [np.unique(c, return_inverse=True)[1] for c in clusters]
+    groups = [_number_labels(c) for c in clusters]
     plain = len(residual) * rate * (1 - rate)
     return max(1.0, _clustered_variance(residual, groups) / plain) if groups and plain > 0 else 1.0
+
+
+def _number_labels(labels: Any) -> np.ndarray:
+    """Labels (n,) as 0, 1, ... in their order, without gaps."""
+    known = np.asarray(labels)
+    if known.dtype.kind not in "iu" or not len(known) or known.min() < 0 or known.max() > 4 * len(known):
+        return np.unique(known, return_inverse=True)[1]
+    return (np.cumsum(np.bincount(known) > 0) - 1)[known]  # the same without sorting
 
 
 def _check_scores_and_members(scores: Any, member: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -152,7 +173,7 @@ def _check_scores_and_members(scores: Any, member: Any) -> tuple[np.ndarray, np.
     inside = _to_array(member)
     if values.ndim != 1 or inside.shape != values.shape:
         raise ValueError(f"scores {values.shape} and member {inside.shape} must be one-dimensional and equally long")
-    if not np.isin(inside, (0, 1)).all():
+    if inside.dtype != bool and not np.isin(inside, (0, 1)).all():
         raise ValueError("member must hold booleans (or 0 and 1)")
     if np.isnan(values).any():
         raise ValueError("scores hold NaN")

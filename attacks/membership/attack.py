@@ -19,7 +19,7 @@ from torch import Tensor
 
 from attacks.arrays import accepts_numpy
 from attacks.epsilon import Bound, one_run_from_scores
-from attacks.roc import Clusters, auc_interval, roc, thin_curve, tpr_at_fpr
+from attacks.roc import Clusters, Roc, auc_interval, roc, thin_curve, tpr_at_fpr
 from attacks.statistics import binomial_interval, shared_confidence
 from attacks.types import Adversary, Attack, Evidence, Family, Finding, Surface, Truth, View, Worlds
 from attacks.validation import check_counts
@@ -329,7 +329,7 @@ def membership_measures(
         "auc": curve.auc,
         "auc_ci": list(auc_interval(flat, member, confidence, clusters=clusters)),
         "tpr_at_fpr": {
-            str(rate): _tpr_measure(flat, member, rate, confidence, clusters) for rate in FALSE_POSITIVE_RATES
+            str(rate): _tpr_measure(flat, member, rate, confidence, clusters, curve) for rate in FALSE_POSITIVE_RATES
         },
         "blind_auc": roc(worlds.blind.double().expand(count, records).flatten(), member).auc,
         "epsilon_measured": bound.value,
@@ -375,7 +375,7 @@ def guess_counts(records: int, shares: Sequence[float] = GUESS_SHARES) -> list[t
 
 
 def _tpr_measure(
-    flat: np.ndarray, member: np.ndarray, rate: float, confidence: float, clusters: Clusters
+    flat: np.ndarray, member: np.ndarray, rate: float, confidence: float, clusters: Clusters, curve: Roc
 ) -> dict[str, Any]:
-    tpr, interval, resolvable = tpr_at_fpr(flat, member, rate, confidence, clusters=clusters)
+    tpr, interval, resolvable = tpr_at_fpr(flat, member, rate, confidence, clusters=clusters, curve=curve)
     return {"tpr": tpr, "ci": list(interval), "resolvable": resolvable}

@@ -310,13 +310,18 @@ def _privacy_json(experiment: Experiment, ledger: Ledger, audited: AuditState) -
     }
 
 
+def states_records(ledger: Ledger) -> bool:
+    """Whether what the ledger states holds for single records as it is."""
+    return ledger.unit != "client" or ledger.relation == "replace"
+
+
 def record_level_ledger(ledger: Ledger) -> Ledger:
     """The ledger that states what a ledger of whole clients promises about one record of a client.
 
     Whatever the client's records are, its releases are close to those of a client that sends nothing; so two
     clients that differ in one record are two such steps apart, as under the relation replace.
     """
-    if ledger.unit != "client" or ledger.relation == "replace":
+    if states_records(ledger):
         return ledger
     twice = Ledger("replace", ledger.unit, ledger.delta)
     twice.append(ledger.releases, absolute=True)
@@ -326,8 +331,7 @@ def record_level_ledger(ledger: Ledger) -> Ledger:
 def _printed_epsilon(finding: Finding, stated: Mapping[str, float], ledger: Ledger) -> float | None:
     """The epsilon that a row prints as stated: what follows for a record from a client's only where it is broken."""
     promised = stated.get(str(finding.surface))
-    whole = ledger.unit == "record" or ledger.relation == "replace"
-    return promised if whole or (promised is not None and deciding_bound(finding) > promised) else None
+    return promised if states_records(ledger) or (promised is not None and deciding_bound(finding) > promised) else None
 
 
 def deciding_bound(finding: Finding) -> float:

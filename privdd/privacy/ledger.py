@@ -26,6 +26,7 @@ from privdd.privacy.mechanism import LedgerRow
 SCHEMA = 2  # 1 had the number of records in every row, and no lattice: still read, without them
 SERVER = -1  # the client number of rows that the server writes
 UNPROTECTED_EVENTS = (dpa.NoOpDpEvent, dpa.NonPrivateDpEvent)  # events without a mechanism behind them
+ROW_FIELDS = tuple(f.name for f in fields(LedgerRow))
 SHARED_FIELDS = (
     "shape",
     "flags",
@@ -77,6 +78,7 @@ class Ledger:
         self.delta = delta
         self._releases: list[Release] = []
         self._shared: dict[str, Any] = {}
+        self._totals: dict[tuple[frozenset[str] | None, int | None], set[Tally]] = {}  # of the rows so far
 
     @property
     def releases(self) -> tuple[Release, ...]:
@@ -97,7 +99,7 @@ class Ledger:
         base = 0 if absolute else first
         kept = []
         for at, row in enumerate(rows):
-            values = {f.name: getattr(row, f.name) for f in fields(LedgerRow)}
+            values = {name: getattr(row, name) for name in ROW_FIELDS}
             values["post_of"] = tuple(of + base for of in row.post_of)
             alike = (*SHARED_FIELDS, "event") if isinstance(row.event, UNPROTECTED_EVENTS) else SHARED_FIELDS
             for name in alike:
@@ -105,6 +107,7 @@ class Ledger:
             kept.append(Release(**values, id=first + at))
             self._check_release(kept[-1])
         self._releases.extend(kept)
+        self._totals.clear()
         return tuple(release.id for release in kept)
 
     def _check_release(self, release: Release) -> None:
@@ -161,7 +164,10 @@ class Ledger:
 
     def totals(self, *, surfaces: Collection[str] | None = None, client: int | None = None) -> set[Tally]:
         """The candidates of which ``epsilon`` takes the worst: the compositions of each client's partition cells, largest only."""
-        return _cell_totals(self.releases if surfaces is None else self.closure(surfaces), client)
+        key = None if surfaces is None else frozenset(map(str, surfaces)), client
+        if key not in self._totals:
+            self._totals[key] = _cell_totals(self.releases if surfaces is None else self.closure(surfaces), client)
+        return self._totals[key]
 
     def to_json(self) -> dict[str, Any]:
         """The content of ledger.json (plain lists, strings and finite numbers)."""

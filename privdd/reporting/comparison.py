@@ -131,17 +131,18 @@ def best_albums(made: Sequence[Setting]) -> list[PictureAlbum]:
 
 
 def write_comparison(
-    dirs: Sequence[Path | str], out: Path | str, read: Callable[[Path | str], RunRecord] = read_run_record
+    dirs: Sequence[Path | str], out: Path | str, read: Callable[[Sequence[Path]], Sequence[RunRecord]] | None = None
 ) -> Path:
     """``out/comparison.html``, figures/, and frontier, leaks, findings as CSV and LaTeX; returns the page's path.
 
-    read: how a folder is opened. Raises FindingsError or DamagedRun (one line) on a folder that is no finished, undamaged run.
+    read: how folders are opened. Raises FindingsError or DamagedRun (one line) on a folder that is no finished, undamaged run.
     """
     unique = {Path(path).resolve(): Path(path) for path in dirs}
     if not unique:
         raise FindingsError("nothing to compare: no run folder was given")
     out = Path(out)
-    made = group_runs([read(path) for path in unique.values()])
+    paths = [*unique.values()]
+    made = group_runs([read_run_record(path) for path in paths] if read is None else read(paths))
     drawn, pictures = draw_comparison(made), best_albums(made)
     page = plots.template_environment().get_template("comparison.html.jinja")
     text = page.render(

@@ -57,14 +57,14 @@ def step_curve(scores: np.ndarray, members: np.ndarray, *, clusters: Clusters = 
     """
     members = np.asarray(members).astype(bool)
     outsiders = int((~members).sum())
-    area = roc(scores, members).auc
+    curve = roc(scores, members)
     wanted = np.unique(np.round(np.geomspace(1, outsiders, points)).astype(int)) / outsiders
     # tpr_at_fpr takes no rate of zero: half of one non-member stands for "no false positives".
     rates = np.append(0.5 / outsiders, wanted)
-    found = [tpr_at_fpr(scores, members, float(rate), clusters=clusters) for rate in rates]
+    found = [tpr_at_fpr(scores, members, float(rate), clusters=clusters, curve=curve) for rate in rates]
     tpr, bounds = np.array([f[0] for f in found]), np.array([f[1] for f in found])
     fpr = np.append(0.0, wanted)
-    return StepCurve(fpr, tpr, bounds[:, 0], bounds[:, 1], int(members.sum()), outsiders, area)
+    return StepCurve(fpr, tpr, bounds[:, 0], bounds[:, 1], int(members.sum()), outsiders, curve.auc)
 
 
 def psnr_of_arrays(real: np.ndarray, other: np.ndarray) -> np.ndarray:

@@ -31,6 +31,7 @@ from privdd.auditing.findings import (
     reconstruction_rows,
     record_level_ledger,
     size_in_bytes,
+    states_records,
 )
 from privdd.core.rng import Keys
 from privdd.privacy.accounting import check_work
@@ -428,7 +429,7 @@ def stated_epsilon(record: RunRecord, ledger: Ledger | None, surface: str) -> fl
 
 def _printed_epsilon(ledger: Ledger | None, finding: Finding, stated: float | None) -> float | None:
     """The stated ε of a row; one that follows from a client-level statement is printed only if a bound breaks it."""
-    whole = ledger is None or record_level_ledger(ledger) is ledger
+    whole = ledger is None or states_records(ledger)
     return stated if whole or (stated is not None and deciding_bound(finding) > stated) else None
 
 

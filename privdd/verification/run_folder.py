@@ -6,6 +6,7 @@ bounds and verdict run on what was read.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -34,6 +35,7 @@ from privdd.runtime.manifest import (
     plotting_library,
     seal_page,
 )
+from privdd.runtime.workers import torch_threads
 from privdd.verification.disagreement import Disagreement, Unverified, counted, find_disagreements
 from privdd.verification.file_checks import (
     check_file_digests,
@@ -54,6 +56,7 @@ from privdd.verification.recomputed import (
     scored_rows,
     stated_epsilon,
 )
+from privdd.verification.verified_runs import load_runs
 
 MAX_PAGE_BYTES = 256 * 2**20  # bytes
 DRAWING_PATTERN = re.compile(rb"<svg\b.*?</svg>|data:image/png;base64,[A-Za-z0-9+/=]*", re.DOTALL)
@@ -134,7 +137,7 @@ def verify_run(folder: Path, key: Path | None = None) -> Verification:
     if key is not None or (folder / SIGNATURE).is_file():
         signer, wrong = check_signature(folder, manifest, key)
         found += wrong
-    with counted() as computed:
+    with counted() as computed, torch_threads(1):
         if only_trained:
             found += check_training_numbers(folder)
             kept, (trusted, deciding) = ["accuracy: needs the data and the model"], (1, tuple[str, ...]())
@@ -158,7 +161,8 @@ def load_run(folder: Path | str) -> RunRecord:
         check_plain_folder(folder)
     record = read_run_record(folder)
     wrong = list(check_page_sources(folder, record.manifest)) if FILES_KEY in record.manifest else []
-    wrong = wrong or list(_check_numbers(record, run_ledger(record)))
+    with torch_threads(1):  # on small tensors, more cost time
+        wrong = wrong or list(_check_numbers(record, run_ledger(record)))
     if wrong:
         more = f" (and {len(wrong) - 1} more: python -m privdd.verify)" if len(wrong) > 1 else ""
         raise Unverified(f"{folder}: {wrong[0]}{more}")
@@ -255,7 +259,8 @@ def write_run_page(run: Path | str) -> Path:
 
     Raises DamagedRun or Unverified, one line.
     """
-    page = write_report(run, load_run)
+    with torch_threads(1):
+        page = write_report(run, load_run)
     seal_page(Path(run))
     return page
 
@@ -265,7 +270,8 @@ def compare(runs: Sequence[Path | str], out: Path | str) -> Path:
 
     Raises DamagedRun or Unverified, one line that names the folder.
     """
-    return write_comparison(runs, out, load_run)
+    with torch_threads(1):
+        return write_comparison(runs, out, functools.partial(load_runs, load=load_run))
 
 
 def frontier(runs: Iterable[Path | str]) -> Figure:
@@ -273,7 +279,7 @@ def frontier(runs: Iterable[Path | str]) -> Figure:
 
     Raises ValueError where no run has both, DamagedRun or Unverified, one line that names the folder.
     """
-    plot = drawn_frontier(group_runs([load_run(Path(path)) for path in runs]))
+    plot = drawn_frontier(group_runs(load_runs([*runs], load_run)))
     if plot is None:
         raise ValueError("none of these runs has an accuracy and a finite epsilon")
     return plot.figure

@@ -8,7 +8,7 @@ import torch
 from scipy.stats import binom, norm
 from sklearn.metrics import roc_auc_score, roc_curve
 
-from attacks.roc import auc_interval, roc, thin_curve, tpr_at_fpr
+from attacks.roc import _auc_influence, _number_labels, auc_interval, roc, thin_curve, tpr_at_fpr
 
 
 @pytest.mark.parametrize("levels", [2, 4, 50, None])
@@ -101,3 +101,22 @@ def test_bad_input_is_refused():
         roc([0.0, 1.0], [True])
     with pytest.raises(ValueError, match="fpr="):
         tpr_at_fpr([0.0, 1.0], [True, False], float("nan"))
+
+
+@pytest.mark.parametrize("levels", [3, 40, 10**9])
+def test_influences_and_labels_are_those_of_a_search(levels):
+    """Ties, infinities and clusters with gaps; by two searches a score and by sorting, as before they were counted."""
+    rng = np.random.default_rng(levels)
+    values, inside = rng.integers(0, levels, 300).astype(float), rng.random(300) < 0.4
+    values[:2], values[2] = np.inf, -np.inf
+    positive, negative = np.sort(values[inside]), np.sort(values[~inside])
+    below, under = ((np.searchsorted(one, values) + np.searchsorted(one, values, "right")) / 2 for one in (negative, positive))
+    placement = np.where(inside, below / len(negative), 1 - under / len(positive))
+    area = float(placement[inside].mean())
+    found = _auc_influence(values, inside)
+    assert found[1] == area and np.array_equal(found[0], (placement - area) / np.where(inside, len(positive), len(negative)))
+    for labels in (rng.choice([0, 3, 7, 90], 300), rng.integers(-5, 5, 300), rng.choice([0, 10**9], 300), rng.random(300)):
+        assert np.array_equal(_number_labels(labels), np.unique(labels, return_inverse=True)[1])
+    curve = roc(values, inside)
+    for rate in (0.01, 0.3):
+        assert tpr_at_fpr(values, inside, rate, curve=curve) == tpr_at_fpr(values, inside, rate)
