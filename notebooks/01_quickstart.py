@@ -10,8 +10,8 @@
 
 # %% [markdown]
 # # Quickstart
-# One run: train a federated method, attack everything that its clients and its server let out, and read
-# the result. The same as `python -m privdd.audit algo=fedavg preset=smoke` in a shell.
+# One run: train a federated method, attack what its clients and its server send, and read the result. In a shell,
+# `python -m privdd.audit` takes the same settings: `python -m privdd.audit algo=fedavg preset=smoke partition.clients=3 ...`.
 
 # %%
 from privdd.api import audit, load_run
@@ -22,20 +22,22 @@ found = audit(*OVERRIDES, out="runs/quickstart")
 print(found.verdict)
 
 # %% [markdown]
-# Every surface that somebody saw, with its protection and the proven upper bound on epsilon.
+# Every surface that was sent, with its protection and the proven upper bound on epsilon (`inf`: nothing is proven).
 
 # %%
 for s in found.surfaces:
     print(f"{s.surface:14} sent by the {s.sender:8} protection: {s.mechanism:40} epsilon <= {s.epsilon.best:<8} {s.verdict}")
 
 # %% [markdown]
-# The same as a figure: claimed, proven, shown. `found.plot("roc")`, below, draws the attacks.
+# The same as a figure: the epsilon that is claimed, proven and shown. `found.plot("roc")`, below, draws the membership
+# attacks.
 
 # %%
 found.plot("epsilon")
 
 # %% [markdown]
-# Every attack. `auc` 0.5 is guessing; `blind_auc` is the control that never saw the artifact.
+# Every attack. An `auc` of 0.5 is guessing; `blind_auc` is that of the control, which never saw the artifact. A row
+# without numbers is an attack that found nothing to read, as in bare counts.
 
 # %%
 for f in found.findings:

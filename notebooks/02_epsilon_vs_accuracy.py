@@ -10,9 +10,9 @@
 
 # %% [markdown]
 # # Epsilon against accuracy
-# One curve: the noise multiplier goes up, epsilon goes down, and accuracy pays. As one command:
+# One curve: as the noise multiplier goes up, epsilon and accuracy go down. Here the runs are trained alone, at smoke
+# size and with one seed; one command audits every point of a larger sweep:
 # `python -m privdd.audit -m algo=fedavg privacy=dpsgd privacy.noise_multiplier=0.5,1,2,4 seed=0,1,2`.
-# Here training alone, at smoke size.
 
 # %%
 import matplotlib.pyplot as plt
@@ -33,8 +33,8 @@ axes.set(xscale="log", xlabel="ε at δ = 1e-5, one record, add/remove (PLD)", y
 legend = axes.legend()
 
 # %% [markdown]
-# All points share batches and clients, because every random stream has an address of its own; each has noise of its
-# own, or two of them would undo it. **Choosing the best point by looking at private data costs privacy beyond its ε**
+# All points share the clients, their records and the first model, because every random stream has an address of its own;
+# noise and sampling are each point's own, or two of them together would undo the noise. **Choosing the best point by looking at private data costs privacy beyond its ε**
 # (Liu and Talwar, 2019; Papernot and Steinke, 2022).
 #
 # The other way round: name an epsilon, and the noise is calibrated before training.

@@ -10,8 +10,8 @@
 
 # %% [markdown]
 # # Membership ROC across methods
-# The same attack on two methods, on one pair of axes. As one command:
-# `python -m privdd.audit -m algo=fedavg,feddm,fedfed,fedlgd`.
+# The same attack on two methods, on one pair of axes. One command audits several methods and compares them:
+# `python -m privdd.audit -m algo=fedavg,fedproto preset=smoke`.
 
 # %%
 import csv
@@ -32,7 +32,7 @@ SVG(filename=str(page.parent / "figures" / "roc.svg"))
 
 # %% [markdown]
 # Both axes are logarithmic, because what counts is the left end: how many members an attacker names while
-# hardly ever being wrong. Below one over the number of non-members nothing can be seen.
+# hardly ever being wrong. False-alarm rates below one over the number of non-members cannot be measured.
 
 # %%
 rows = list(csv.DictReader(Path("runs/comparison/leaks.csv").read_text().splitlines()))

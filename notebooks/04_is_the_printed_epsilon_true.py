@@ -11,8 +11,8 @@
 # %% [markdown]
 # # Is the printed epsilon true?
 # FedDM's Theorem 3.2 and FedRD's Theorem 1 print an epsilon for noisy distribution matching. Their equation
-# clips the **mean** of a batch; the proof needs every **record** clipped. Here is what one record can do to
-# each, before any noise, in units of what the proof allows (kappa; it must not pass 1).
+# clips the **mean** of a batch; the proof needs every **record** clipped. This notebook measures how far one record
+# moves each of the two before any noise, in units of what the proof allows (kappa; it must not pass 1).
 
 # %%
 import math
@@ -65,9 +65,9 @@ found = {"as printed": kappa(printed), "each record clipped": kappa(sound)}
 # As printed, the noise is 2·sqrt(3072/10) = 35 times too small for the proof.
 #
 # ## Tier 2: a certificate
-# Steps that each use the record with probability q, as long as the synthetic set stays matched: along the
-# direction of the record, a release is N(kappa/sigma, 1) with it and N(0, 1) without it. The likelihood ratio
-# is known exactly, so a hundred runs prove "not (ε, δ)-DP" at 95 % confidence, far above ln(100).
+# Each step uses the record with probability q, and the synthetic set is taken to stay matched. Along the direction of
+# the record, a release is then N(kappa/sigma, 1) with it and N(0, 1) without it. The likelihood ratio is known exactly,
+# so a hundred runs can prove "not (ε, δ)-DP" at 95 % confidence for an ε far above ln(100).
 
 # %%
 RATE = BATCH / 20_000  # 20 000 records of a class, more than any CIFAR-10 client has: the theorem's best case
@@ -89,9 +89,9 @@ for name, result in proven.items():
 
 # %% [markdown]
 # ## What a proof does give
-# The mechanism as printed, at its true sensitivity 2C and as if every batch had the same, public size; and the
-# one with each record clipped. A class smaller than a batch gets more noise the smaller it is, so that the noise
-# tells its size: the ledger of a run gives the mechanism as printed no epsilon at all.
+# The accountant's epsilon for both: of the mechanism as printed, at its true sensitivity 2C and as if every batch had the
+# same, public size, and of the one with each record clipped. As printed, a class smaller than a batch gets more noise the
+# smaller it is, so the noise tells its size, and the ledger of a run gives that mechanism no epsilon at all.
 
 # %%
 def accounted(event):

@@ -258,6 +258,9 @@ class Target(Part):
     doubts: list[Text] = Field(default_factory=list)
 
 
+UNLISTED = "unknown, as the file does not list it"  # what no test looked at, of a file that leaves ``untested`` out
+
+
 class SurfaceRow(Part):
     surface: Surface
     sender: Literal["client", "server"]
@@ -394,6 +397,11 @@ class FindingRow(Part):
         return self.figure or f"{self.surface}.{self.attack}.safetensors"
 
 
+def _without_bare_green(row: Any) -> Any:
+    bare = isinstance(row, dict) and row.get("verdict") == "consistent" and "untested" not in row
+    return row | {"verdict": "untested", "untested": [UNLISTED]} if bare else row
+
+
 class Findings(Part):
     """The whole file. Raises pydantic's ValidationError on any key or value outside schema 2.
 
@@ -410,10 +418,15 @@ class Findings(Part):
     verdict: Verdict
     _origin: Origin = PrivateAttr(default_factory=Origin)
 
-    @property
-    def lists_untested(self) -> bool:
-        """Whether the version that made the file listed what no test had looked at; version 0.1 did not."""
-        return self.schema_ > 1 or any("untested" in row.model_fields_set for row in self.surfaces)
+    @model_validator(mode="before")
+    @classmethod
+    def _read_absence_as_untested(cls, data: Any) -> Any:
+        """A file that leaves out what no test looked at, as those of version 0.1 do, reads no greener than one that says it."""
+        rows = data.get("surfaces") if isinstance(data, dict) else None
+        read = [_without_bare_green(row) for row in rows] if isinstance(rows, list) else rows
+        if read == rows:
+            return data
+        return data | {"surfaces": read} | ({"verdict": "untested"} if data.get("verdict") == "consistent" else {})
 
     if TYPE_CHECKING:  # functions of ``privdd.reporting.notebook``, which ``privdd.api`` attaches
 

@@ -353,7 +353,8 @@ def target_marks(findings: Findings) -> list[str]:
 
 
 def _surface_titles(findings: Findings, kind: Verdict) -> list[str]:
-    return [wording.surface_title(row).lower() for row in findings.surfaces if row.verdict == kind]
+    titles = (wording.surface_title(row).lower() for row in findings.surfaces if row.verdict == kind)
+    return list(dict.fromkeys(titles))  # clients and server may send what has one name
 
 
 def _unprotected_headline(findings: Findings) -> tuple[str, str]:

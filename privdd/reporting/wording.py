@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from attacks.images import MAX_PSNR
-from privdd.reporting.schema import FindingRow, Findings, NoiseRow, Privacy, SurfaceRow, Utility, Verdict
+from privdd.reporting.schema import UNLISTED, FindingRow, Findings, NoiseRow, Privacy, SurfaceRow, Utility, Verdict
 
 NONE, NBSP = "–", "\u00a0"
 ACRONYMS = {
@@ -291,14 +291,14 @@ SEVERAL = (
 
 EARLIER_RULES = (
     "This run is shown under the rules of version {version}, which made it and did not list what no test had looked at: "
-    "an audit by this version may call parts of its limits untested."
+    "a limit that it did not contradict is untested here, until the run is audited again."
 )
 
 
 def earlier_rules_note(findings: Findings) -> list[str]:
-    """The note that a run with a limit was judged before the verdict "untested" existed; none for a current run."""
-    limited = findings.verdict != "unprotected" or any(math.isfinite(row.epsilon.best) for row in findings.surfaces)
-    return [EARLIER_RULES.format(version=findings.run.version)] if limited and not findings.lists_untested else []
+    """The note that a run was judged by a version that did not list what no test had looked at; none for a current run."""
+    unlisted = any(UNLISTED in row.untested for row in findings.surfaces)
+    return [EARLIER_RULES.format(version=findings.run.version)] if unlisted else []
 
 
 def noise_warnings(privacy: Privacy) -> list[str]:

@@ -37,10 +37,10 @@ def _patch_data(change: RecordChange) -> Callable[[FaultMoment], Patch]:
     def at_moment(moment: FaultMoment) -> Patch:
         @wrap_functions("local", *METHODS_WITH_LOCAL)
         def call_local(honest: Any, method: Any, broadcast: Any, memory: State, shard: Shard, ctx: Any) -> Work:
-            active = len(shard.train) > 1 and moment.is_active(1)
-            return honest(
-                method, broadcast, memory, replace(shard, train=change(shard.train)) if active else shard, ctx
-            )
+            active = len(shard.train) > 1 and moment.is_active()
+            records = change(shard.train) if active else shard.train
+            moment.touched += records is not shard.train
+            return honest(method, broadcast, memory, replace(shard, train=records), ctx)
 
         return call_local
 
@@ -78,7 +78,7 @@ def _drop_outliers(records: Records) -> Records:
         if len(at) > 3:
             gaps = (records.x[at] - records.x[at].mean(0)).flatten(1).norm(dim=1)
             keep[at[gaps > gaps.mean() + 2 * gaps.std()]] = False
-    return records.take(keep.nonzero()[:, 0].tolist())
+    return records if bool(keep.all()) else records.take(keep.nonzero()[:, 0].tolist())
 
 
 def _drop_few_records(records: Records) -> Records:
@@ -110,9 +110,16 @@ def _patch_local(change: Callable[[Work, State, Shard], Work]) -> Patch:
 
 def _patch_upload(change: Callable[[Upload, Shard], Upload]) -> Callable[[FaultMoment], Patch]:
     """Change the upload where the fault is in force."""
-    return lambda moment: _patch_local(
-        lambda work, memory, shard: (change(work[0], shard), work[1]) if moment.is_active(1) else work
-    )
+
+    def at_moment(moment: FaultMoment) -> Patch:
+        def change_work(work: Work, memory: State, shard: Shard) -> Work:
+            upload = change(work[0], shard) if moment.is_active() else work[0]
+            moment.touched += upload is not work[0]
+            return upload, work[1]
+
+        return _patch_local(change_work)
+
+    return at_moment
 
 
 def _reorder_tensors(upload: Upload, shard: Shard) -> Upload:
@@ -123,7 +130,7 @@ def _reorder_tensors(upload: Upload, shard: Shard) -> Upload:
         names = sorted(artifact.value)
         turned = names[first % len(names) :] + names[: first % len(names)]
         made[name] = replace(artifact, value={key: artifact.value[key] for key in turned})
-    return made
+    return made if any([*made[name].value] != [*artifact.value] for name, artifact in upload.items()) else upload
 
 
 def _change_number_type(upload: Upload, shard: Shard) -> Upload:

@@ -40,7 +40,7 @@ from privdd.reporting.comparison import read_training_record
 from privdd.reporting.figures import psnr_of_arrays
 from privdd.reporting.finding_selection import FEATURE_ATTACKS
 from privdd.reporting.run_record import LIMIT, RunRecord, read_run_config
-from privdd.reporting.schema import EpsilonPair, FindingRow, Findings, WorstRecord, worst_verdict
+from privdd.reporting.schema import UNLISTED, EpsilonPair, FindingRow, Findings, WorstRecord, worst_verdict
 from privdd.runtime.files import DamagedRun, check_plain_folder, read_json, safe_name
 from privdd.runtime.manifest import FILES_KEY
 from privdd.runtime.run_folder import RunFolder, read_tensors
@@ -394,7 +394,9 @@ def check_verdicts(record: RunRecord, ledger: Ledger | None) -> Iterator[Disagre
         )
         if (row.audited is True) != attacked:
             yield from find_disagreements(FINDINGS_FILE, f"surfaces.{surface}.audited", row.audited, attacked)
-        missing = untested_parts(ledger, surface, every) if ledger is not None and findings.lists_untested else []
+        unlisted = findings.schema_ == 1 and row.untested == [UNLISTED]
+        listed = [] if ledger is None else untested_parts(ledger, surface, every)
+        missing = row.untested if unlisted else listed
         yield from find_disagreements(FINDINGS_FILE, f"surfaces.{surface}.untested", row.untested, missing)
         said = decide_verdict(recompute_epsilons(ledger, [surface]), stated, [every[at] for at, _ in mine], missing)
         yield from find_disagreements(FINDINGS_FILE, f"surfaces.{surface}.verdict", row.verdict, said)

@@ -32,6 +32,7 @@ from privdd.cli.settings import settings_fingerprint
 from privdd.cli.stored_config import load_stored_config
 from privdd.cli.validation import check_config_types
 from privdd.federated.settings import AuditSettings
+from privdd.reporting.findings_file import load_findings
 from privdd.runtime.renames import TARGET, use_current_names
 from privdd.runtime.run_folder import read_tensors
 
@@ -140,10 +141,11 @@ def test_a_run_from_before_untested_parts_is_shown_under_its_own_rules(
     assert said in " ".join(capsys.readouterr().out.split()) and said in (path / "report.html").read_text()
     assert report.main([str(path), str(old("finished")), "--out", str(path / "both")]) == 0
     assert said in (path / "both" / "comparison.html").read_text()
+    assert load_findings(path).verdict == "untested" and "not tested in every part" in (path / "report.html").read_text()
     stored = json.loads((path / "findings.json").read_text())
     (path / "findings.json").write_text(json.dumps({**stored, "schema": 2}))
     assert report.main([str(path)]) == 1  # a file of today has to list what no test looked at
-    assert "untested: stored []" in capsys.readouterr().err
+    assert "untested: stored [" in capsys.readouterr().err
 
 
 def test_it_is_attacked_again_with_the_shadow_models_that_it_kept(

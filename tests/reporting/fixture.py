@@ -112,6 +112,7 @@ def _surface(name: str, mechanism: str, epsilon: Any, verdict: str, rounds: int,
         "mechanism": mechanism,
         "epsilon": {"pld": epsilon, "rdp": epsilon if epsilon == "inf" else epsilon * 1.12},
         "audited": audited,
+        "untested": [],
         "verdict": verdict,
     }
 

@@ -53,7 +53,7 @@ def run(
     pair = {"pld": epsilon, "rdp": epsilon}
     sent = {
         "surface": "features", "sender": "client", "names": ["features"], "rounds": 1, "bytes": 10, "mechanism": "m",
-        "epsilon": pair, "audited": True, "verdict": judged,
+        "epsilon": pair, "audited": True, "untested": [], "verdict": judged,
     }  # fmt: skip
     privacy = {"delta": 1e-5, "unit": "record", "relation": "add_remove", "epsilon": pair, "claims": []}
     seconds = {"train": 1.0, "worlds": 1.0, "attacks": 1.0, "total": 3.0}

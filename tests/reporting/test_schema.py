@@ -45,6 +45,19 @@ def test_schema_1_still_opens_and_stays_schema_1(tmp_path: Path) -> None:
     assert json.loads(dump_findings(validate_findings(data)))["schema"] == 1
 
 
+@pytest.mark.parametrize("schema", [1, 2])
+def test_a_file_without_the_list_of_what_was_not_tested_is_no_greener_than_one_with_it(tmp_path: Path, schema: int) -> None:
+    write_run(tmp_path, kind="consistent")
+    data = json.loads((tmp_path / "findings.json").read_text(encoding="utf-8")) | {"schema": schema}
+    assert validate_findings(data).verdict == "consistent"
+    for surface in data["surfaces"]:
+        del surface["untested"]
+    read = validate_findings(data)
+    assert read.verdict == "untested" and {one.verdict for one in read.surfaces} == {"untested"}
+    assert all("does not list it" in part for one in read.surfaces for part in one.untested)
+    assert wording.earlier_rules_note(read) and validate_findings(json.loads(dump_findings(read))).verdict == "untested"
+
+
 def test_a_certificate_without_its_test_is_refused(tmp_path: Path) -> None:
     data = run_of(tmp_path)
     data["privacy"]["epsilon"]["certified"] = 1.0

@@ -43,6 +43,7 @@ from privdd.auditing.dp_tests.instrumentation import (
     with_guests,
     with_records,
     without_guests,
+    zero_out_others,
 )
 from privdd.core.rng import Keys
 from privdd.core.types import Records, Shard, State, Tensors, Upload
@@ -54,7 +55,9 @@ from privdd.privacy.noise import ZERO_NOISE
 ROUNDING_TOLERANCE = 1e-4  # of the contributions' size: batched kernels round differently with the batch size
 ROUNDING_UNITS = 1e-2  # units: a release changed by less has only been rounded in another way
 UNBOUNDED = MAX_CHANGE
+BEYOND_CLIP = 1e6  # times a guest's contribution: longer than any clip norm
 NEAR_COPY_SHARE = 1e-2  # how far a near copy is drawn to grey
+CROWD_SIZE = 12  # near copies of one record, of which an outlier is three standard deviations away
 REDRAWN_COINS = (0, 1, -1)  # coins of a draw that are tossed again, one at a time
 
 
@@ -135,7 +138,8 @@ def measure_presence(
     Each guest joins the client's own records alone; then the first joins ``base``, a few of them, as the size
     of what each record does may depend on their number; then own records leave. calls: query -> releases of one round that
     are enough to be seen. A record of another class that looks like the client's first is among those that join, and stays when
-    that one leaves: what is left out as a near copy depends on which others there are. brief: only one pair of each kind.
+    that one leaves: what is left out as a near copy depends on which others there are. Last, a few records are looked
+    at apart from the others. brief: only one pair of each kind.
     """
     look, plan, shard, out = _PresenceTrial(examined), examined.plan, examined.shard, None
     twin = near_copy(shard)
@@ -151,6 +155,8 @@ def measure_presence(
         beside = pair_with_guest(plan, shard, shard.train, twin)[1]
         look.compare_pair(pair_without_record(plan, beside, 0), calls, None)
         look.compare_sampled_half(calls, out)
+    if plan.relation != "replace":  # there the number of records is public
+        look.compare_parts(calls, guests)
     return look.found, look.said
 
 
@@ -179,6 +185,47 @@ class _PresenceTrial:
             kept.moved = max(kept.moved, change_of_others([one[at] for at in alike], [other[at] for at in alike]))
             self.said = self.said or _describe_two_cells(name, out.seen, inside.seen)
         return out
+
+    def compare_parts(self, limit: Mapping[str, int], guests: Records) -> None:
+        """A few records and the others must contribute apart what they contribute together, in any order. Where they do not, some
+        record on the way from the few to all changes what others contribute: that pair is looked for, and compared.
+
+        The few are the guests, the first of which is an outlier in its class, and some of the near copies that make it one, so that
+        decisions by how many records there are, or by how far one is from the others, fall otherwise where they are alone.
+        """
+        crowd = _crowd_around(self.examined.shard, guests.take([0]))
+        few = Records.concat([guests, crowd.take(range(2))])
+        joined = Records.concat([few, self.examined.shard.train, crowd.take(range(2, len(crowd)))])
+        whole = with_records(self.examined.shard, replace(joined, ids=torch.arange(len(joined)).to(joined.ids)))
+        low, high = len(few), len(joined)
+        if not self._differs_in_parts(whole, low, high, limit):
+            return
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if self._differs_in_parts(whole, len(few), middle, limit) else (middle, high)
+        for start in (0, len(few)):
+            both = (self._with_some(whole, range(start, end)) for end in (low, high))
+            self.compare_pair((next(both), next(both)), limit, None)
+
+    def _with_some(self, whole: Shard, places: range) -> Shard:
+        some = whole.train.take(places)
+        return zero_out_others(whole, some) if self.examined.plan.relation == "zero_out" else with_records(whole, some)
+
+    def _differs_in_parts(self, whole: Shard, few: int, size: int, limit: Mapping[str, int]) -> bool:
+        """Whether the first ``size`` records contribute otherwise than the first ``few`` and the rest of them apart."""
+        seen, outputs = list[SeenContributions](), None
+        for places in (range(size), range(few), range(few, size)):
+            held = self._with_some(whole, places)
+            seen.append(SeenContributions(limit, size))
+            run = self.examined.run_forced(held, seen[-1], outputs, self.examined.snapshot_of(held))
+            self.said, outputs = self.said or run.problem, outputs or run.outputs
+        parts = [
+            _pad_rows([one.singly[name][t] for one in seen[1:]], rows)
+            for name, together in seen[0].singly.items()
+            for t, rows in together.items()
+            if all(t in one.singly.get(name, {}) for one in seen)
+        ]
+        return change_of_others([apart for apart, _ in parts], [rows for _, rows in parts]) > 0
 
     def compare_sampled_half(self, limit: Mapping[str, int], out: ForcedRun) -> None:
         """Half of the records are drawn: the releases must be those of a client that holds this half and draws all.
@@ -301,6 +348,24 @@ def near_copy(shard: Shard) -> Records:
     return replace(first, x=(first.x * (1 - NEAR_COPY_SHARE) + NEAR_COPY_SHARE / 2), y=(first.y + 1) % shard.classes)
 
 
+def _crowd_around(shard: Shard, outlier: Records) -> Records:
+    """Near copies of a record of the client's, of the class of one that looks otherwise."""
+    same = (shard.train.y == outlier.y).nonzero()[:, 0]
+    first = shard.train.take(same[:1] if len(same) else [0])
+    share = NEAR_COPY_SHARE * torch.arange(1, CROWD_SIZE + 1).to(first.x).reshape(-1, *[1] * (first.x.ndim - 1))
+    label = outlier.y.to(first.y).expand(CROWD_SIZE)
+    return Records(first.x * (1 - share) + share / 2, label, torch.arange(CROWD_SIZE).to(first.ids))
+
+
+def _pad_rows(parts: Sequence[Tensor], whole: Tensor) -> tuple[Tensor, Tensor]:
+    """The rows of all parts, and those of the whole, with zeros below the fewer of them."""
+    apart = torch.cat([part for part in parts if len(part)] or [whole[:0]])
+    size, width = max(len(apart), len(whole)), (apart if len(apart) else whole).shape[1]
+    gaps = [t.new_zeros(size - len(t), width) for t in (apart, whole)]
+    one, other = (torch.cat([t, gap]) if len(t) else gap for t, gap in zip((apart, whole), gaps))
+    return one, other
+
+
 def pair_with_guest(plan: Plan, shard: Shard, records: Records, guest: Records) -> tuple[Shard, Shard]:
     """(guest absent, guest present); under zero_out an absent one is zeroed out and keeps its label."""
     first = int(records.ids.max()) + 1 if len(records) else 0
@@ -359,7 +424,8 @@ class SensitivityTally:
     count of the drawn noise values, in units of the stated noise; others: the other records' contributions in the
     first releases; moved: the most that they change, zero
     wherever the proof holds (batch norm, a map trained on the records, or a normaliser that reads them shows up here); leak: what else depends on a record, in words, which has no
-    bound; sizes: guest -> the norm of its contribution before it is clipped; kept: contributions of the guest
+    bound; sizes: guest -> the norm of its contribution before it is clipped; unclipped: what a contribution beyond any clip
+    norm changes where that is more than one unit and the mechanism says that it clips; kept: contributions of the guest
     ``keeps``, release by release; in_order: whether the method leaves its records in the order in which it has them.
     """
 
@@ -372,6 +438,7 @@ class SensitivityTally:
     leak: str = ""
     pairs: float = 0.0
     sizes: dict[int, float] = field(default_factory=dict)
+    unclipped: float = 0.0
     in_order: bool = True
     keeps: int = 0
     kept: list[Tensors] = field(default_factory=list)
@@ -393,6 +460,9 @@ class SensitivityTally:
         """Faults other than a record's own change, as text for a note."""
         told = [self.leak] if self.leak else []
         told += [f"other records' contributions move by {self.moved:.3g} units"] if self.moved else []
+        told += (
+            [f"a contribution beyond the clip norm moves it by {self.unclipped:.3g} units"] if self.unclipped else []
+        )
         told += [f"the drawn noise is {self.noise_ratio:.3g} times the stated one"] if self.noise_ratio < 1 else []
         return "".join(f"; {text}" for text in told)
 
@@ -404,7 +474,8 @@ class SensitivityTally:
         """(kappa, guest) of the worst guest; under replace, one guest is exchanged for another."""
         guest = max(self.changes, key=lambda j: self.changes[j])
         size = max(self.pairs, self.changes[guest]) if relation == "replace" else self.changes[guest]
-        return UNBOUNDED if self.leak else (size + self.moved) / self.noise_ratio, guest
+        most = max(size + self.moved, self.unclipped * (2 if relation == "replace" else 1))
+        return UNBOUNDED if self.leak else most / self.noise_ratio, guest
 
 
 def guests_in_partition(guests: Canaries, partition: str | None) -> list[int]:
@@ -441,6 +512,10 @@ class SensitivityExaminer:
         others = value_before_noise(mechanism, without_guests(heeded.rows, heeded.guests)) if searched else base
         alone = flatten_tensors(others)
         changes = [(clean_numbers(mechanism, _with_guest(heeded, i)) - alone) / one for i in range(searched)]
+        if searched and heeded.released.clip_norm is not None:
+            long = clean_numbers(mechanism, _with_guest(heeded, 0, BEYOND_CLIP))
+            change = float((long - alone).norm()) / one
+            tally.unclipped = max(tally.unclipped, change if change > 1 + ROUNDING_TOLERANCE else 0.0)
         for i, guest in enumerate(guests_in_partition(self.guests, heeded.partition)[: heeded.guests]):
             if i < searched:
                 tally.changes[guest] = max(tally.changes.get(guest, 0.0), float(changes[i].norm()))
@@ -472,10 +547,10 @@ class SensitivityExaminer:
         return replace(heeded, rows={n: t[order] for n, t in heeded.rows.items()})
 
 
-def _with_guest(heeded: RecordedRelease, guest: int) -> Tensors:
-    """The base rows and one guest's."""
-    base = {n: len(t) - heeded.guests for n, t in heeded.rows.items()}
-    return {n: torch.cat([t[: base[n]], t[base[n] + guest : base[n] + guest + 1]]) for n, t in heeded.rows.items()}
+def _with_guest(heeded: RecordedRelease, guest: int, times: float = 1.0) -> Tensors:
+    """The base rows and one guest's, so many times as long."""
+    own, base = _guest_row(heeded, guest), without_guests(heeded.rows, heeded.guests)
+    return {n: torch.cat([base[n], own[n] * times]) for n in own}
 
 
 def _guest_row(heeded: RecordedRelease, guest: int) -> Tensors:

@@ -197,6 +197,38 @@ def test_near_copies_that_are_left_out_are_seen() -> None:
     assert total + others > 1.5
 
 
+def far_ones_left_out(x: Tensor) -> Tensor:
+    gaps = (x - x.mean(0)).flatten(1).norm(dim=1)
+    far = gaps > gaps.mean() + 2.5 * gaps.std() if len(x) > 3 else torch.zeros(len(x), dtype=torch.bool)
+    return x.flatten(1) * ~far.unsqueeze(1)
+
+
+DECISIONS: dict[str, Rows] = {  # with which no pair of neighbours beside the client's own 20 records differs
+    "fewer than 15 records contribute nothing": lambda x: x.flatten(1) * (len(x) >= 15),
+    "more than 25 records contribute nothing": lambda x: x.flatten(1) * (len(x) <= 25),
+    "fewer than 15 records contribute twice": lambda x: x.flatten(1).repeat(2 if len(x) < 15 else 1, 1),
+    "records far from the mean are left out": far_ones_left_out,
+}
+LOCAL_RULES: dict[str, Rows] = {
+    "by brightness": lambda x: x[x.flatten(1).mean(1).argsort()].flatten(1),
+    "dark ones are left out": lambda x: x[x.flatten(1).mean(1) > 0.5].flatten(1),
+    "sizes decide": lambda x: x.flatten(1) / (1 + x.flatten(1).norm(dim=1, keepdim=True)),
+    "bright ones count twice": lambda x: x.flatten(1) * (1 + (x.flatten(1).mean(1, keepdim=True) > 0.5)) / 4,
+}
+
+
+@pytest.mark.parametrize("rule", DECISIONS)
+def test_what_a_record_contributes_may_not_depend_on_which_others_there_are(rule: str) -> None:
+    total, others, _ = changed(Sends(rows=DECISIONS[rule]))
+    assert total > 1.05 or others > 0.5  # one white record, clipped, changes the sum by one
+
+
+@pytest.mark.parametrize("rule", LOCAL_RULES)
+def test_what_a_record_contributes_may_depend_on_itself(rule: str) -> None:
+    total, others, said = changed(Sends(rows=LOCAL_RULES[rule]))
+    assert total <= 1.0 and others == 0.0 and said == ""
+
+
 # T1 as the audit runs it, against queries whose sensitivity has a closed form.
 
 
@@ -247,8 +279,9 @@ def test_clipping_the_aggregate_has_its_closed_form() -> None:
     """Matched synthetic set, black records, one white: kappa = 2 sqrt(3072 / 10) / C = 35.05 at C = 1."""
     black, guests = torch.zeros(20, 3, 32, 32), out_of_distribution_canaries((3, 32, 32), 0, Keys(2).torch())
     printed = tally(matching_gradient, Aggregate(5.0, 1.0, 1.0, BATCH), black, guests)
-    assert printed.worst_guest("add_remove") == (pytest.approx(2 * math.sqrt(3072 / 10), rel=1e-4), guests.names.index("white"))
-    assert printed.describe_faults() == ""
+    white = guests.names.index("white")
+    assert printed.changes[white] == max(printed.changes.values()) == pytest.approx(2 * math.sqrt(3072 / 10), rel=1e-4)
+    assert printed.unclipped == pytest.approx(BATCH, rel=1e-4)  # the mean of a batch of any length, clipped to C
     sound = tally(matching_gradient, ClippedSum(5.0, 1.0, 1.0, BATCH), black, guests)
     assert sound.worst_guest("add_remove")[0] == pytest.approx(1.0, rel=ROUNDED) and sound.describe_faults() == ""
 
@@ -258,6 +291,27 @@ def test_an_exchange_of_opposite_records_is_two_units() -> None:
     seen = tally(lambda x: (x - 0.5).flatten(1), ClippedSum(5.0, 1.0, 1.0, BATCH), torch.ones(20, 3, 32, 32), guests)
     assert seen.worst_guest("add_remove")[0] == pytest.approx(1.0, rel=ROUNDED)
     assert seen.worst_guest("replace")[0] == pytest.approx(2.0, rel=ROUNDED)
+
+
+@dataclass(frozen=True)
+class MeanNorm(ClippedSum):
+    """All records are scaled by the mean of their norms, where a clip norm of each is stated."""
+
+    def __call__(self, value: Any, noise: Any) -> Output:
+        honest = super().__call__(value, noise)
+        rows = {name: t.double() for name, t in value.items()}
+        mean = sum(t.norm(dim=1).mean() for t in rows.values()) if len(next(iter(rows.values()))) else 0.0
+        total = {name: t.sum(0) * min(1.0, self.clip_norm / max(float(mean), 1e-9)) / self.normaliser for name, t in rows.items()}
+        drawn = {name: honest.value[name] - t for name, t in (honest.exact or {}).items()}
+        return replace(honest, exact=total, value={name: t + drawn[name] for name, t in total.items()})
+
+
+def test_a_mechanism_that_states_a_clip_norm_clips_what_no_crafted_record_reaches() -> None:
+    """Every image contributes less than the clip norm: only a contribution beyond it shows that nothing is clipped by itself."""
+    x, white = torch.rand(20, 1, 4, 4, generator=Keys(3).torch()), pattern_canary("white", (1, 4, 4), 0)
+    seen = [tally(lambda x: x.flatten(1), kind(5.0, 100.0, 1.0, 1.0), x, white) for kind in (MeanNorm, ClippedSum)]
+    assert seen[0].worst_guest("add_remove")[0] > 10 and "beyond the clip norm" in seen[0].describe_faults()
+    assert seen[1].unclipped == 0 and seen[1].describe_faults() == ""
 
 
 def test_a_batch_statistic_is_caught_because_the_others_move() -> None:
