@@ -29,6 +29,7 @@ from privdd.selftest_faults.fault import (
     Fault,
     FaultKind,
     FaultMoment,
+    FaultScope,
     Patch,
     combine_patches,
     swap_attributes,
@@ -214,6 +215,8 @@ NEEDS_CLASSES, NEEDS_STEPS = ("records", "classes"), ("records", "steps")
 NEEDS_CLIPPING = ("clipped",)
 CLIPPING_FAULTS = (
     *(kind.fault_at(f"clip_{name}", says=kind.says) for name, kind in CLIP_KINDS.items()),
+    replace(CLIP_KINDS["double"].fault_at("clip_double_elsewhere", FaultScope(client="other"), "clipped to twice the stated norm at a client that is not audited"),
+            needs=(*NEEDS_RECORDS, *NEEDS_CLIPPING)),
     Fault("clip_the_mean", "the mean of the batch is clipped, not each record", combine_patches(_clip_mean, _remove_own_bound), (*NEEDS_RECORDS, *NEEDS_CLIPPING)),
     Fault("clip_tensor_by_tensor", "each tensor is clipped by itself", combine_patches(_clip_each_tensor, _remove_own_bound), ("several", *NEEDS_CLIPPING)),
     Fault("clip_number_by_number", "each number is cut, not each record's norm", combine_patches(_clip_each_number, _remove_own_bound), NEEDS_CLIPPING),

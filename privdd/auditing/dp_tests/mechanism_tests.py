@@ -49,11 +49,12 @@ from privdd.auditing.dp_tests.sensitivity_test import (
     ExaminedRound,
     SensitivityTally,
     change_of_others,
+    measure_other_clients,
     measure_sensitivity,
     pair_with_guest,
     pair_without_record,
 )
-from privdd.auditing.dp_tests.statement import GuaranteeSubject
+from privdd.auditing.dp_tests.statement import GuaranteeSubject, format_ranges
 from privdd.core.rng import Keys
 from privdd.core.types import Artifact, Records, Shard, State, Tensors
 from privdd.federated.channel import OutputLog
@@ -74,15 +75,22 @@ def query_findings(subject: GuaranteeSubject, names: Sequence[str]) -> Iterator[
     history = subject.memory_history(base) if looks else None
     chosen, last = sorted({t for look in looks.values() for t in look.chosen}), {look.last for look in looks.values()}
     labels = sorted({*guests.y.tolist(), *base.y.tolist()})
-    tallies = {}
+    tallies, others = {}, list[int]()
     for t in chosen:
         keys = subject.keys.fold("t1", t)
         examined = ExaminedRound(subject.plan, subject.snapshots[t], subject.shard, keys, history)
         tallies[t] = measure_sensitivity(examined, base, guests, labels, brief=t not in last)
+        if t == chosen[-1]:
+            others = measure_other_clients(examined, base, guests, labels, tallies[t])
     for name, look in looks.items():
         seen = {t: of[name] for t, of in tallies.items() if name in of and of[name].changes}
         if seen:
-            yield from _findings_of_query(subject, name, seen, look.describe_rounds(sorted(seen)), guests)
+            of_others = (
+                f"; of clients {format_ranges(others)} only whether they clip alike in round {chosen[-1]}"
+                if others
+                else ""
+            )
+            yield from _findings_of_query(subject, name, seen, look.describe_rounds(sorted(seen)) + of_others, guests)
 
 
 def craft_guests(subject: GuaranteeSubject) -> Canaries:

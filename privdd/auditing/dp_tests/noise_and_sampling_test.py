@@ -489,7 +489,10 @@ def draw_outcomes(draws: list[Tensor], probability: float, what: str) -> Iterato
     yield batch_size_test(sizes, asked, probability, what)
     for size in sorted(set(asked)):
         alike = [taken for taken in draws if len(taken) == size]
-        yield record_count_test(torch.stack(alike).sum(0), len(alike), probability, what)
+        counts = torch.stack(alike).sum(0)
+        yield record_count_test(counts, len(alike), probability, what)
+        each = "the numbers of draws that take a record"  # all alike where each is taken once in a pass over the data
+        yield batch_size_test(counts.tolist(), [len(alike)] * size, probability, what, each)
 
 
 def _name_draws(draws: list[tuple[RoundLog, SamplingLog]]) -> dict[str, Tensor]:

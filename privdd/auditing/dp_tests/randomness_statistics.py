@@ -481,8 +481,10 @@ def sampling_rate_test(taken: int, expected: Sequence[int], probability: float, 
     return CheckOutcome(p, f"{what}: {share:.3g} of the records are taken, {probability:.3g} is stated")
 
 
-def batch_size_test(sizes: Sequence[int], asked: Sequence[int], probability: float, what: str) -> CheckOutcome:
-    """Do the sizes of batches vary as independent coins make them vary?
+def batch_size_test(
+    sizes: Sequence[int], asked: Sequence[int], probability: float, what: str, of: str = "batch sizes"
+) -> CheckOutcome:
+    """Do the sizes of batches vary as independent coins make them vary? of: what the sizes are of, if not of batches.
 
     The sum of squared standard scores, by a gamma law with its exact mean and variance: good in the tails
     where the expected batch is not tiny, so draws with a variance below 1 are left out.
@@ -497,9 +499,7 @@ def batch_size_test(sizes: Sequence[int], asked: Sequence[int], probability: flo
     mean, var = float(keep.sum()), float(more.sum())
     law = stats.gamma(mean**2 / var, scale=var / mean)
     p = 2 * min(float(law.cdf(score.sum())), float(law.sf(score.sum())))
-    return CheckOutcome(
-        min(1.0, p), f"{what}: batch sizes vary {(score.mean()) ** 0.5:.2g} times as much as coins make them"
-    )
+    return CheckOutcome(min(1.0, p), f"{what}: {of} vary {(score.mean()) ** 0.5:.2g} times as much as coins make them")
 
 
 def record_count_test(counts: Tensor, draws: int, probability: float, what: str) -> CheckOutcome:

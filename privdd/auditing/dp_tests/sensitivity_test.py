@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -225,7 +226,12 @@ class _PresenceTrial:
             for t, rows in together.items()
             if all(t in one.singly.get(name, {}) for one in seen)
         ]
-        return change_of_others([apart for apart, _ in parts], [rows for _, rows in parts]) > 0
+        sums = [
+            _largest_change(totals, [sum(pair) for pair in zip(*(one.totals.get(name, []) for one in seen[1:]))])
+            for name, totals in seen[0].totals.items()
+        ]
+        others = change_of_others([apart for apart, _ in parts], [rows for _, rows in parts])
+        return others > 0 or max(sums, default=0.0) > ROUNDING_UNITS
 
     def compare_sampled_half(self, limit: Mapping[str, int], out: ForcedRun) -> None:
         """Half of the records are drawn: the releases must be those of a client that holds this half and draws all.
@@ -413,6 +419,10 @@ def _is_identical(a: Tensors, b: Tensors) -> bool:
 
 
 NOISE_ERROR = 1e-6  # probability that noise of the stated size is reported as too small
+MAX_OTHER_CLIENTS, RELEASES_OF_OTHERS = (
+    16,
+    2,
+)  # clients beside the audited one, and releases of each cell, that are looked at
 SEARCH_INTERVAL = 8  # of a partition's later releases, one in so many is searched
 
 
@@ -424,7 +434,7 @@ class SensitivityTally:
     count of the drawn noise values, in units of the stated noise; others: the other records' contributions in the
     first releases; moved: the most that they change, zero
     wherever the proof holds (batch norm, a map trained on the records, or a normaliser that reads them shows up here); leak: what else depends on a record, in words, which has no
-    bound; sizes: guest -> the norm of its contribution before it is clipped; unclipped: what a contribution beyond any clip
+    bound; others_at: another client than the audited one, where most of the change was seen; sizes: guest -> the norm of its contribution before it is clipped; unclipped: what a contribution beyond any clip
     norm changes where that is more than one unit and the mechanism says that it clips; kept: contributions of the guest
     ``keeps``, release by release; in_order: whether the method leaves its records in the order in which it has them.
     """
@@ -439,6 +449,7 @@ class SensitivityTally:
     pairs: float = 0.0
     sizes: dict[int, float] = field(default_factory=dict)
     unclipped: float = 0.0
+    others_at: int | None = None
     in_order: bool = True
     keeps: int = 0
     kept: list[Tensors] = field(default_factory=list)
@@ -463,6 +474,7 @@ class SensitivityTally:
         told += (
             [f"a contribution beyond the clip norm moves it by {self.unclipped:.3g} units"] if self.unclipped else []
         )
+        told += [f"that is of client {self.others_at}"] if self.others_at is not None else []
         told += [f"the drawn noise is {self.noise_ratio:.3g} times the stated one"] if self.noise_ratio < 1 else []
         return "".join(f"; {text}" for text in told)
 
@@ -491,7 +503,7 @@ class SensitivityExaminer:
     """Fills one ``SensitivityTally`` per query while the method runs.
 
     before: query -> marks of each release of a run with other guests; the rows that are not in it too are the guests',
-    wherever the method has put them.
+    wherever the method has put them. enough: query -> releases after which the method is stopped; {}: it runs to its end.
     """
 
     guests: Canaries
@@ -499,8 +511,15 @@ class SensitivityExaminer:
     marks: dict[str, list[Tensor]] = field(default_factory=dict)
     tallies: dict[str, SensitivityTally] = field(default_factory=dict)
     keep: Mapping[str, int] = field(default_factory=dict)
+    enough: Mapping[str, int] = field(default_factory=dict)
 
     def __call__(self, mechanism: Mechanism, heeded: RecordedRelease) -> None:
+        self._add_release(mechanism, heeded)
+        made = {name: sum(tally.calls.values()) for name, tally in self.tallies.items()}
+        if self.enough and all(made.get(name, 0) >= most for name, most in self.enough.items()):
+            raise EnoughReleases
+
+    def _add_release(self, mechanism: Mechanism, heeded: RecordedRelease) -> None:
         tally = self.tallies.setdefault(heeded.name, SensitivityTally())
         tally.calls[heeded.partition] += 1
         one, base = sensitivity_unit(heeded.released), heeded.released.exact or {}
@@ -589,6 +608,44 @@ def measure_sensitivity(
     presence = replace(examined, keys=examined.keys.fold("presence"))
     _add_presence_changes(presence, base, guests, second.tallies, brief)
     return second.tallies
+
+
+def measure_other_clients(
+    examined: ExaminedRound,
+    base: Records,
+    guests: Canaries,
+    labels: Sequence[int],
+    tallies: Mapping[str, SensitivityTally],
+) -> list[int]:
+    """Whether other clients than the audited one clip alike -> the clients that were looked at; what moves more goes into
+    ``tallies``.
+
+    Each makes its first releases of every query and cell with the audited client's data in place of its own: what it does
+    by its number shows, what it does by its own data does not.
+    """
+    plan, snapshot = examined.plan, examined.snapshot
+    others = [client for client in range(plan.problem.clients) if client != plan.victim][:MAX_OTHER_CLIENTS]
+    enough = {n: len(t.calls) * min(RELEASES_OF_OTHERS, max(t.calls.values())) for n, t in tallies.items()}
+    client_data = with_records(examined.shard, with_guests(base, guests))
+    memory = examined.snapshot_of(client_data).memory
+    for client in others:
+        examiner = SensitivityExaminer(guests, enough=enough)
+        ctx = recording_context(
+            replace(plan, victim=client),
+            snapshot.round,
+            examined.keys,
+            examiner,
+            labels,
+            guests=_guest_counts(guests),
+        )
+        with suppress(EnoughReleases):
+            plan.method.local(snapshot.broadcast, dict(memory), replace(client_data, client=client), ctx)
+        for name, found in examiner.tallies.items():
+            tally = tallies[name]
+            most = max([found.unclipped, *found.changes.values()], default=0.0)
+            if tally.changes and most > (1 + ROUNDING_TOLERANCE) * max(1.0, tally.unclipped, *tally.changes.values()):
+                tally.unclipped, tally.others_at = most, client
+    return others
 
 
 def _add_presence_changes(

@@ -124,6 +124,7 @@ HEALTHY: dict[str, Trial] = {
     "spread": lambda g: batches(coins(g, 20, 30, 0.1), 0.1),
     "spread of large batches": lambda g: batches(coins(g, 6, 400, 0.3), 0.3),
     "single records": lambda g: record_count_test(coins(g, 40, 30, 0.1).sum(0), 40, 0.1, "client"),
+    "spread of records": lambda g: batches(coins(g, 30, 40, 0.1).T, 0.1),
     "same coins": lambda g: same_coins_test(by_name(coins(g, 12, 60, 0.1)), 0.1),
 }
 
@@ -149,6 +150,13 @@ def test_a_p_value_is_not_always_large(name: str) -> None:
 def fixed(g: torch.Generator, draws: int, count: int, size: int) -> Tensor:
     order = torch.rand(draws, count, generator=g).argsort(1)
     return order < size
+
+
+def in_passes(g: torch.Generator, draws: int, count: int, q: float) -> Tensor:
+    """Every record is drawn once in each pass over the data, in a batch that a coin decides."""
+    steps = round(1 / q)
+    batch = torch.randint(steps, (draws // steps, count), generator=g)
+    return torch.cat([torch.stack([one == step for step in range(steps)]) for one in batch])
 
 
 def with_one_always(g: torch.Generator) -> Tensor:
@@ -198,6 +206,7 @@ FAULTY: dict[str, Trial] = {
     "twice the rate": lambda g: sampling_rate_test(int(coins(g, 10, 100, 0.2).sum()), [100] * 10, 0.1, "client"),
     "batches of one size": lambda g: batches(fixed(g, 20, 50, 5), 0.1),
     "everybody or nobody": lambda g: batches((torch.rand(40, 1, generator=g) < 0.1).expand(40, 50), 0.1),
+    "each record once in a pass": lambda g: batches(in_passes(g, 40, 60, 0.1).T, 0.1),
     "one record always": lambda g: record_count_test(with_one_always(g).sum(0), 40, 0.1, "client"),
     "the same records twice": lambda g: same_coins_test(by_name(coins(g, 6, 200, 0.1)[[0, 1, 2, 3, 4, 5, 3]]), 0.1),
 }
