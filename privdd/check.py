@@ -25,12 +25,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run_command(argv: Sequence[str]) -> int:
     from privdd.blackbox.arguments import CHECK, check_request, named_target
+    from privdd.blackbox.limits import judge_check
     from privdd.blackbox.mechanism import add_search_folder
     from privdd.blackbox.page import write_check_page
     from privdd.blackbox.runner import run_check, stage_count
     from privdd.core.arguments import values_below
     from privdd.core.validation import BadConfig
     from privdd.integrations.components import adapt_component
+    from privdd.reporting import policy as limits
     from privdd.runtime.progress import show_progress
 
     if ":" in argv[0] and "=" not in argv[0]:
@@ -42,13 +44,17 @@ def _run_command(argv: Sequence[str]) -> int:
     what, name = named_target(given)
     if what != "mechanism":
         return _check_plugin(what, name, values_below(given, "args"))
-    request = check_request(given, adapt_component)
+    policy, request = limits.policy_of_arguments(given), check_request(given, adapt_component)
     with show_progress(f"check {name}", stage_count()) as bar:
         result = run_check(request, lambda name: bar.advance(name), shlex.join(["python", "-m", "privdd.check", *argv]))
+    print(result.says)
     if "out" in given:
         print(write_check_page(result, Path(given["out"])))
-    print(result.says, flush=True)
-    return EXIT_REFUTED if result.refuted else 0
+        if result.case is not None:
+            print(f"{Path(given['out']) / 'reproduce.py'}: shows it without privdd")
+    broken = policy is not None and limits.report_limits(policy, judge_check(policy, result), sys.stdout)
+    sys.stdout.flush()
+    return EXIT_REFUTED if result.refuted else limits.EXIT_BROKEN if broken else 0
 
 
 def _check_components(given: Mapping[str, Any]) -> int:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-import yaml
+if TYPE_CHECKING:
+    from privdd.reporting.policy import LimitResult, Policy
 
 STARTING_POLICY = """\
 # Limits that python -m privdd.audit ... policy=policy.yaml and python -m privdd.gate RUN --policy policy.yaml hold a run against.
@@ -43,18 +44,29 @@ def gate_parser() -> argparse.ArgumentParser:
         prog="privdd-gate",
         description="Hold finished runs against the limits of a policy. Exit status: 0 all hold, 3 one is broken or not decided, 1 error.",
     )
-    made.add_argument("runs", nargs="*", type=Path, metavar="DIR", help="run folders, or a sweep's folder")
-    made.add_argument("--policy", type=Path, metavar="FILE", help="the limits, as --init writes them")
+    made.add_argument(
+        "runs",
+        nargs="*",
+        type=Path,
+        metavar="DIR",
+        help="run folders, a sweep's folder, or folders of checks (out=DIR)",
+    )
+    add_policy_options(made)
+    made.add_argument(
+        "--init", action="store_true", help="write policy.yaml and .github/workflows/privacy.yml here, and stop"
+    )
+    return made
+
+
+def add_policy_options(made: argparse.ArgumentParser) -> None:
+    """What says the limits, and which files a build gets."""
+    made.add_argument("--policy", type=Path, metavar="FILE", help="the limits, as privdd-gate --init writes them")
     made.add_argument(
         "--fail-on", nargs="+", default=[], metavar="LIMIT=VALUE", help="limits beside or in place of the file's"
     )
     made.add_argument("--junit", type=Path, metavar="FILE", help="write JUnit XML, a test case a limit")
     made.add_argument("--markdown", type=Path, metavar="FILE", help="append a table in Markdown")
     made.add_argument("--badge", type=Path, metavar="FILE", help="write an SVG badge")
-    made.add_argument(
-        "--init", action="store_true", help="write policy.yaml and .github/workflows/privacy.yml here, and stop"
-    )
-    return made
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -82,43 +94,42 @@ def write_starting_files(folder: Path) -> int:
 
 def _judge_runs(given: argparse.Namespace) -> int:
     from privdd.reporting import policy as limits
-    from privdd.reporting.findings_file import load_findings
     from privdd.runtime.files import DamagedRun
 
-    policy = limits.load_policy(given.policy, _parse_limits(given.fail_on))
+    policy = limits.load_policy(given.policy, limits.parse_limits(given.fail_on))
     folders = [found for run in given.runs for found in _run_folders(run)]
     if not folders:
         raise DamagedRun("a run folder (with findings.json) is needed")
-    judged = {str(folder): limits.judge_findings(policy, load_findings(folder)) for folder in folders}
-    for run, results in judged.items():
-        print(f"{run}\n{limits.format_results(results)}")
+    judged = {str(folder): judge_folder(policy, folder) for folder in folders}
+    results = [one for found in judged.values() for one in found]
+    print(limits.summarise_results(policy, results))
+    for run, found in judged.items():
+        print(f"{run}\n{limits.format_results(found)}")
+    write_results(given, policy, judged)
+    return limits.EXIT_BROKEN if limits.fails_build(policy, results) else 0
+
+
+def judge_folder(policy: Policy, folder: Path) -> list[LimitResult]:
+    """The outcome of every limit on what a finished audit, or a check of a mechanism (``out=DIR``), found. Raises DamagedRun."""
+    from privdd.blackbox.limits import judge_check, read_check
+    from privdd.reporting.findings_file import load_findings
+    from privdd.reporting.policy import judge_findings
+
+    checked = read_check(folder)
+    return judge_findings(policy, load_findings(folder)) if checked is None else judge_check(policy, checked)
+
+
+def write_results(given: argparse.Namespace, policy: Policy, judged: Mapping[str, Sequence[LimitResult]]) -> None:
+    """The files for a build that were asked for."""
+    from privdd.reporting import policy as limits
+
     if given.junit:
         limits.write_junit(given.junit, judged, policy)
     if given.markdown:
         with given.markdown.open("a", encoding="utf-8") as summary:
             summary.write(limits.format_markdown(judged))
-    results = [one for found in judged.values() for one in found]
     if given.badge:
-        given.badge.write_text(limits.draw_badge(results), encoding="utf-8")
-    return limits.EXIT_BROKEN if limits.fails_build(policy, results) else 0
-
-
-def _parse_limits(items: Sequence[str]) -> dict[str, Any]:
-    """LIMIT=VALUE, or tpr_at_fpr.RATE=VALUE -> limits by name."""
-    from privdd.reporting.policy import PolicyError
-
-    found: dict[str, Any] = {}
-    for item in items:
-        name, is_set, value = item.partition("=")
-        head, _, rate = name.partition(".")
-        try:
-            number = yaml.safe_load(value)
-        except yaml.YAMLError:
-            is_set = ""
-        if not is_set or (rate and not isinstance(found.get(head, {}), dict)):
-            raise PolicyError(f"--fail-on {item}: LIMIT=VALUE is needed, as in auc=0.6 or tpr_at_fpr.0.01=0.05")
-        found[head] = {**found.get(head, {}), rate: number} if rate else number
-    return found
+        given.badge.write_text(limits.draw_badge(one for found in judged.values() for one in found), encoding="utf-8")
 
 
 def _run_folders(path: Path) -> list[Path]:

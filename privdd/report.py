@@ -1,4 +1,4 @@
-"""``python -m privdd.report DIR [DIR ...] [--out DIR] [--pdf]``: the page of one run, or a comparison of several."""
+"""``python -m privdd.report DIR [DIR ...] [--out DIR] [--pdf] [--card FORM]``: the page of one run, a comparison of several, a card."""
 
 from __future__ import annotations
 
@@ -15,8 +15,14 @@ def report_parser() -> argparse.ArgumentParser:
         prog="privdd-report", description="Write the page of one finished run, or a comparison of several."
     )
     made.add_argument("runs", nargs="+", type=Path, metavar="DIR", help="a run folder (with findings.json)")
-    made.add_argument("--out", type=Path, metavar="DIR", help="where a comparison goes (default: ./comparison)")
+    made.add_argument(
+        "--out", type=Path, metavar="DIR", help="where a comparison or a card goes (default: ./comparison, and here)"
+    )
     made.add_argument("--pdf", action="store_true", help="print the page too, with a Chromium or Chrome on the PATH")
+    made.add_argument(
+        "--card", choices=("huggingface", "registry"), help="of one run: a model card of the Hugging Face Hub, or an entry of the "
+        "registry of DP deployments, instead of the page",
+    )  # fmt: skip
     return made
 
 
@@ -31,16 +37,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     from privdd.reporting.findings_file import load_findings  # takes long to import
     from privdd.reporting.page import print_pdf
     from privdd.reporting.terminal import print_summary
-    from privdd.verification.run_folder import compare, write_run_page
+    from privdd.verification.run_folder import compare, load_run, write_run_page
 
     try:
-        if len(given.runs) == 1 and given.out is None:
+        if given.card is not None:
+            from privdd.reporting.publication import write_form
+
+            if len(given.runs) > 1:
+                raise DamagedRun("--card: of one run")
+            page = write_form(load_run(given.runs[0]), given.card, given.out or Path())
+        elif len(given.runs) == 1 and given.out is None:
             page = write_run_page(given.runs[0])
             print_summary(load_findings(given.runs[0]), sys.stdout)
         else:
-            page = compare(given.runs, given.out or Path("comparison"))
+            page = compare(given.runs, given.out or Path("comparison"), print)
         print(page, flush=True)
-        if given.pdf:
+        if given.pdf and given.card is None:
             print(print_pdf(page), flush=True)
     except (DamagedRun, OSError) as error:
         print(f"privdd-report: {error}", file=sys.stderr)

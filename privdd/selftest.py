@@ -88,7 +88,7 @@ def _run_command(argv: Sequence[str]) -> int:
     jobs = _jobs(asked, faults, draw_faults(asked.seed, draws, profiles), profiles)
     outcomes = list(_run_trials(asked, jobs))
     table, problems = format_score_table(outcomes, faults, profiles), unexpected_outcomes(outcomes)
-    print("\n".join([*table, "", *problems, summarise_score(outcomes)]), flush=True)
+    print("\n".join([summarise_score(outcomes), *problems, *table]), flush=True)
     if asked.docs is not None:
         command = " ".join(["python -m privdd.selftest", *(a for a in argv if not a.startswith("out="))])
         write_markdown_page(asked.docs, format_score_page(outcomes, faults, profiles, command))

@@ -323,13 +323,13 @@ class CostEstimate:
         return sum(stage.wall for stage in self.stages.values())
 
     def format_lines(self) -> list[str]:
-        """One line for each stage, then the totals."""
+        """The totals, then one line for each stage."""
         rows = [f"  {name:<16}{stage.cpu:>8.1f} CPU s" for name, stage in self.stages.items()]
         total = (
             f"about {format_seconds(self.wall_seconds)} on {engine_in_words(self.engine)}, {self.cpu_seconds:.0f} CPU s"
         )
         memory, disk = format_bytes(self.needs.memory), format_bytes(self.needs.disk)
-        return [*rows, f"{total}; memory {memory} and disk {disk}, at least"]
+        return [f"{total}; memory {memory} and disk {disk}, at least", *rows]
 
 
 def choose_engine(

@@ -35,7 +35,7 @@ def read_truth(key: str, text: str) -> bool:
 CHECK = Command(
     "privdd-check mechanism=package.module:Name stated.epsilon=E stated.delta=D [KEY=VALUE ...]",
     "Is the stated epsilon true? Calls the mechanism on neighbouring inputs and looks for what refutes it.\n"
-    "Exit status: 0 not refuted, 2 refuted, 1 error.",
+    "Exit status: 0 not refuted, 2 refuted, 3 a limit of the policy is broken or not decided, 1 error.",
     (
         Key("mechanism", read_text, "NAME", "a function or class: package.module:Name or file.py:Name; also of flwr and opacus (docs/components.md)"),
         Key("args.*", read_literal, "VALUE", "what a class is made with; for a function, a keyword of every call"),
@@ -57,7 +57,9 @@ CHECK = Command(
         Key("max_calls", read_count()),
         Key("confidence", read_number),
         Key("seed", read_count()),
-        Key("out", read_text, "DIR", "writes check.html and findings.json there"),
+        Key("out", read_text, "DIR", "writes check.html and findings.json there, and where the statement is refuted reproduce.py, which shows it without privdd"),
+        Key("policy", read_text, "FILE", "limits that the result has to keep, else exit status 3; fail_on.LIMIT=VALUE: one of them (docs/tutorials/gate.md)"),
+        Key("fail_on.*", read_text),
         Key("components", read_text, "FILE.md", "alone: checks the components of other libraries that are known here and writes their table"),
         Key("method", read_text, "NAME", "or attack=NAME: a plugin class of privdd itself, package.Name: does it keep its contract? (args.NAME=VALUE)"),
         Key("attack", read_text),
@@ -80,6 +82,7 @@ def check_request(found: Mapping[str, Any], adapter: Adapter) -> CheckRequest:
     return CheckRequest(
         lambda: load_target(name), name, stated, values_below(found, "args"), _parse_inputs(found), adapter, True,
         found.get("seconds", SECONDS), found.get("max_calls", CALLS), found.get("confidence", CONFIDENCE),
+        name,
     )  # fmt: skip
 
 

@@ -228,6 +228,7 @@ class Examination(IdentificationStages, UnevenNoiseStage, NoiseTailStage, LawCon
             self._note_skipped(name)
             return
         sample = PairSample(*sides, pair.axis)
+        self.calls_by_words[pair.says] = around(pair.present), around(pair.absent)
         if depth < ALL_LEFT and len(sample.fresh[0]) < depth / 4:
             self._note_skipped(name, "as closely as planned")
         apart = bound_by_distinguishing(sample, self._next_level())
@@ -255,6 +256,15 @@ class Examination(IdentificationStages, UnevenNoiseStage, NoiseTailStage, LawCon
             self._note_foremost(pair, moved.epsilon)
         says = f"the record shifts the release by {moved.mu:.3g} times its {moved.law} noise"
         self._add_result(f"{name}, noise law", moved.epsilon, "noise_law", says, pair.says, mu=moved.mu)
+
+    def find_counterexample(self) -> tuple[str, list[Data], list[Data]] | None:
+        """(words, calls with the record, calls without it) of the neighbours on which most was shown; None where none were judged."""
+        refuted = [one for one in self.result.looks if one.outcome == "refuted" and one.inputs in self.calls_by_words]
+        if refuted:
+            words = max(refuted, key=lambda one: one.epsilon).inputs
+            return words, *self.calls_by_words[words]
+        pair = self.ranked[0].pair if self.ranked else None
+        return None if pair is None else (pair.says, self.stated_calls(pair.present), self.stated_calls(pair.absent))
 
     def _note_foremost(self, pair: NeighbouringInputs, epsilon: float) -> None:
         if epsilon > self._top:

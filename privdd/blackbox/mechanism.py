@@ -39,7 +39,8 @@ class Outcomes:
 class BlackBox:
     """A callable, made anew for each transcript where ``make`` makes it from a class.
 
-    make: -> f; torch: whether f wants tensors. calls counts what was asked of it.
+    make: -> f; torch: whether f wants tensors; plain: whether f is the named callable itself, and no adapter around it. calls counts
+    what was asked of it.
     """
 
     make: Callable[[], Callable[..., Any]]
@@ -48,6 +49,7 @@ class BlackBox:
     calls: int = 0
     _one: Callable[..., Any] | None = field(default=None, repr=False)
     fresh: bool = True
+    plain: bool = True
 
     def transcript(self, inputs: Sequence[Data]) -> Outcomes:
         """One instance called on each input in turn. Raises InputRefused for any error that it raises."""

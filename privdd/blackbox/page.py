@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from privdd.blackbox.reproduction import write_reproduction
 from privdd.blackbox.verdict import BREAKS, KEEPS, WORDS, Checked
 from privdd.reporting.plots import template_environment
 from privdd.runtime.files import write_bytes, write_json
@@ -12,7 +13,7 @@ TONES = {BREAKS: "contradiction", KEEPS: "consistent"}
 
 
 def write_check_page(result: Checked, folder: Path) -> Path:
-    """``findings.json`` and ``check.html`` in ``folder`` -> the page."""
+    """``findings.json``, ``check.html`` and, of a refuted statement, ``reproduce.py`` in ``folder`` -> the page."""
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "findings.json", result.as_json())
     page = (
@@ -21,6 +22,7 @@ def write_check_page(result: Checked, folder: Path) -> Path:
         .render(c=result, tone=TONES.get(result.verdict, "unprotected"), strengths=WORDS, title=_page_title(result))
     )
     write_bytes(folder / "check.html", page.encode())
+    write_reproduction(result, folder)
     return folder / "check.html"
 
 

@@ -13,7 +13,8 @@ from privdd.blackbox.claim import CheckedClaim
 from privdd.blackbox.examination import STAGES, Examination
 from privdd.blackbox.inputs import InputShapes
 from privdd.blackbox.mechanism import BlackBox, run_in_child
-from privdd.blackbox.target import guess_kind, make_target, target_name
+from privdd.blackbox.reproduction import describe_case
+from privdd.blackbox.target import arguments_of_target, guess_kind, make_target, target_name, target_place
 from privdd.blackbox.transcripts import CallBudget
 from privdd.blackbox.verdict import BREAKS, Checked, SingleTestResult, conclude_check
 from privdd.core.validation import BadConfig
@@ -26,7 +27,7 @@ Adapter = Callable[[Any, Mapping[str, Any], Mapping[str, Any]], "tuple[Any, dict
 
 @dataclass(frozen=True)
 class CheckRequest:
-    """target: -> the callable or class, asked in the child; name: of it. stated: fields of ``CheckedClaim``, kind may be missing.
+    """target: -> the callable or class, asked in the child; name: of it; place: where others find it, as ``load_target`` takes it. stated: fields of ``CheckedClaim``, kind may be missing.
 
     args: of a class, or keywords of a function. adapter: turns components of other libraries into callables. restarts:
     whether a second process loads the mechanism afresh. seconds: of processor time; the wall limit is ``WALL`` times that.
@@ -42,6 +43,7 @@ class CheckRequest:
     seconds: float = SECONDS
     calls: int = CALLS
     confidence: float = CONFIDENCE
+    place: str = ""
 
 
 def run_check(request: CheckRequest, step: Callable[[str], None] = lambda name: None, command: str = "") -> Checked:
@@ -51,7 +53,7 @@ def run_check(request: CheckRequest, step: Callable[[str], None] = lambda name: 
     answer = run_in_child(
         lambda say: _examine_in_child(request, say), WALL * request.seconds, lambda note: step(str(note["step"]))
     )
-    result = Checked.from_json({**answer["checked"], "command": command})
+    result = replace(Checked.from_json({**answer["checked"], "command": command}), case=answer["case"])
     if request.restarts and not result.refuted and answer["first"]:
         again = run_in_child(lambda say: _first_calls_in_child(request), WALL * request.seconds)
         if again["varies"] and again["first"] == answer["first"]:
@@ -84,7 +86,7 @@ def _make_mechanism(request: CheckRequest) -> tuple[BlackBox, CheckedClaim]:
     kind = stated.get("kind") or guess_kind(make())
     relation = stated.get("relation") or ("zero_out" if kind == "update" else "add_remove")
     whole = CheckedClaim(**{**stated, "kind": kind, "relation": relation})
-    return BlackBox(make, whole.kind, fresh=fresh), whole
+    return BlackBox(make, whole.kind, fresh=fresh, plain=adapted is None), whole
 
 
 def _examine_in_child(request: CheckRequest, say: Callable[[Mapping[str, Any]], None]) -> dict[str, Any]:
@@ -103,7 +105,11 @@ def _examine_in_child(request: CheckRequest, say: Callable[[Mapping[str, Any]], 
         calls=mechanism.calls,
         seconds=time.process_time() - began,
     )
-    return {"checked": {**result.as_json(), "stated": asdict(stated)}, "first": found.first}
+    case = None
+    if result.refuted and mechanism.plain and request.place:
+        arguments = arguments_of_target(request.target(), request.args, request.stated)
+        case = describe_case(result, request.place, mechanism.torch, arguments, examination.find_counterexample())
+    return {"checked": {**result.as_json(), "stated": asdict(stated)}, "first": found.first, "case": case}
 
 
 def _first_calls_in_child(request: CheckRequest) -> dict[str, Any]:
@@ -151,7 +157,7 @@ def check(
     given |= {name: value for name, value in (("kind", kind), ("relation", relation)) if value is not None}
     name = target_name(mechanism)
     request = CheckRequest(lambda: mechanism, name, given, args or {}, tried or InputShapes(), seconds=seconds, calls=max_calls,
-                      confidence=confidence)  # fmt: skip
+                      confidence=confidence, place=target_place(mechanism))  # fmt: skip
     result = run_check(request)
     if out is not None:
         from privdd.blackbox.page import write_check_page

@@ -89,6 +89,9 @@ class ExaminationState:
     step: Callable[[str], None]
     result: ExaminationResult = field(default_factory=ExaminationResult)
     worst: list[InputShapes] = field(default_factory=list)  # inputs along the directions in which most was seen
+    calls_by_words: dict[str, tuple[list[Data], list[Data]]] = field(
+        default_factory=dict
+    )  # of neighbours that were judged
 
     def __post_init__(self) -> None:
         self.shares = ErrorShares(self.confidence)
@@ -140,6 +143,7 @@ class ExaminationState:
             draw_transcripts(self.mechanism, self.stated_calls(side), count, self.clock)
             for side in (pair.present, pair.absent)
         )
+        self.calls_by_words[pair.says] = self.stated_calls(pair.present), self.stated_calls(pair.absent)
         return one, other
 
     def _is_refuted_without_law(self) -> bool:

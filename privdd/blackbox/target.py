@@ -62,7 +62,7 @@ def make_target(target: Any, args: Mapping[str, Any], stated: Mapping[str, Any])
     if not inspect.isclass(target):
         f = functools.partial(target, **args) if args else target
         return lambda: f, False
-    given = {**_arguments_from_claim(target, args, stated), **args}
+    given = arguments_of_target(target, args, stated)
     try:
         one = target(**given)
     except Exception as error:
@@ -70,6 +70,11 @@ def make_target(target: Any, args: Mapping[str, Any], stated: Mapping[str, Any])
     if not callable(one):
         raise BadConfig(f"{target.__name__}: what it makes cannot be called")
     return lambda: target(**given), True
+
+
+def arguments_of_target(target: Any, args: Mapping[str, Any], stated: Mapping[str, Any]) -> dict[str, Any]:
+    """``args``, and for a class what it takes from the statement."""
+    return {**(_arguments_from_claim(target, args, stated) if inspect.isclass(target) else {}), **args}
 
 
 def _spell_arguments(given: Mapping[str, Any]) -> str:
@@ -101,6 +106,14 @@ def guess_kind(f: Any) -> str:
     if len(asked) == 2:
         return "aggregate"
     return "records" if asked and asked[0].name.lower() in ROWS else "update"
+
+
+def target_place(target: Any) -> str:
+    """file.py:Name of a function or class that a file defines at its top; "" for others."""
+    name = str(getattr(target, "__qualname__", "<"))
+    codes = (getattr(f, "__code__", None) for f in (target, getattr(target, "__init__", None)))
+    file = next((str(code.co_filename) for code in codes if code is not None), "")
+    return f"{file}:{name}" if "<" not in name and Path(file).is_file() else ""
 
 
 def target_name(target: Any) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from privdd.blackbox.claim import CheckedClaim
@@ -82,6 +82,9 @@ class Checked:
     seconds: float
     command: str = ""
     conditions: tuple[str, ...] = field(default=())
+    case: Mapping[str, Any] | None = field(
+        default=None, compare=False
+    )  # what ``reproduction.write_reproduction`` writes
 
     @property
     def refuted(self) -> bool:
@@ -116,7 +119,8 @@ class Checked:
         )
 
     def as_json(self) -> dict[str, Any]:
-        return {"format": FORMAT, **asdict(self), "says": self.says}
+        kept = {name: value for name, value in asdict(replace(self, case=None)).items() if name != "case"}
+        return {"format": FORMAT, **kept, "says": self.says}
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> Checked:

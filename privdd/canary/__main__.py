@@ -106,13 +106,10 @@ def verify_canaries(given: Mapping[str, Any]) -> int:
         found = check_opened_file(sealed, folder / OPENED_FILE)
         again = _recompute_scores(sealed, given, found)
     except DamagedRun as differs:
-        print(f"{differs}\n{folder}: DOES NOT AGREE", flush=True)
+        print(f"{folder}: DOES NOT AGREE\n{differs}", flush=True)
         return EXIT_DISAGREES
-    print(describe_opened(found, sealed))
-    print(
-        f"{folder}: agrees{'' if again else ' (scores taken as stored: give updates= and model= to compute them again)'}",
-        flush=True,
-    )
+    note = "" if again else " (scores taken as stored: give updates= and model= to compute them again)"
+    print(f"{folder}: agrees{note}\n{describe_opened(found, sealed)}", flush=True)
     return 0
 
 

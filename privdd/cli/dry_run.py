@@ -1,19 +1,24 @@
-"""``--dry-run``: what an audit would take, by stage; nothing is kept."""
+"""``--dry-run``: what an audit, or a sweep of audits, would take, by stage; nothing is kept."""
 
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 from omegaconf import DictConfig
 
 from privdd.core.validation import BadConfig
+from privdd.runtime.progress import format_seconds
 
 DRY_RUN_OPTION = "--dry-run"
 
 
-def print_cost(config: DictConfig, path: Path) -> int:
-    """Print what the audit of ``config`` into ``path`` takes; exit status 0. Raises BadConfig for what cannot run."""
+def print_cost(config: DictConfig, path: Path, points: int | None = 1) -> int:
+    """Print what the audit of ``config`` into ``path`` takes; exit status 0. Raises BadConfig for what cannot run.
+
+    points: of a sweep whose first point ``config`` is; None = not known.
+    """
     from privdd.auditing.cost_estimate import (
         DRY_RUN_SECONDS,
         check_resources,
@@ -37,8 +42,34 @@ def print_cost(config: DictConfig, path: Path) -> int:
         found = choose_engine(experiment, attacks, DRY_RUN_SECONDS)[1] or estimate_cost(
             experiment, attacks, DRY_RUN_SECONDS
         )
-    print("\n".join([f"{config.name or 'this run'}: nothing was kept; {found.source}", *found.format_lines()]))
+    whole = "" if points == 1 else f"{format_sweep_price(points, found.wall_seconds)}\n"
+    total, *stages = found.format_lines()
+    print("\n".join([f"{whole}{config.name or 'this run'}: {total}; nothing was kept", *stages, found.source]))
     return 0
+
+
+def format_sweep_price(points: int | None, seconds: float) -> str:
+    """How long a sweep takes whose first point takes so many seconds."""
+    each = f"the first takes about {format_seconds(seconds)}"
+    if points is None:
+        return f"sweep: {each}; how many points follow is not known before they run"
+    return f"sweep: {points} points; {each}, so all take about {format_seconds(points * seconds)} one after the other, if alike"
+
+
+def announce_sweep(config: DictConfig, points: int | None) -> None:
+    """Say on stderr, before a sweep, how many points it has and how long they take; config: of the first, the price of which a few
+    seconds tell. One that cannot run says so when its turn comes."""
+    from privdd.auditing.cost_estimate import ANNOUNCEMENT_SECONDS, choose_engine
+    from privdd.cli.build import build_attacks, build_experiment
+    from privdd.core.device import deterministic_kernels
+
+    said = "sweep: as many points as the sweeper makes" if points is None else f"sweep: {points} points"
+    with suppress(ValueError):
+        experiment = build_experiment(config)
+        with deterministic_kernels(experiment.run.device):
+            found = choose_engine(experiment, build_attacks(config), ANNOUNCEMENT_SECONDS)[1]
+        said = said if found is None else format_sweep_price(points, found.wall_seconds)
+    print(f"privdd: {said}", file=sys.stderr, flush=True)
 
 
 def take_dry_run_option(argv: list[str]) -> bool:
@@ -50,9 +81,9 @@ def take_dry_run_option(argv: list[str]) -> bool:
 
 
 def price_command(command: str, argv: list[str], config: DictConfig) -> int:
-    """``print_cost`` of a checked command line."""
-    from privdd.cli.sweeps import is_sweep
+    """``print_cost`` of a checked command line; config: of the first point of a sweep."""
+    from privdd.cli.sweeps import count_points, is_sweep
 
-    if command != "audit" or is_sweep(argv):
-        raise BadConfig(f"{DRY_RUN_OPTION}: the price of one audit; leave -m away")
-    return print_cost(config, Path.cwd())
+    if command != "audit":
+        raise BadConfig(f"{DRY_RUN_OPTION}: the price of audits; training alone is their stage train")
+    return print_cost(config, Path.cwd(), count_points(argv) if is_sweep(argv) else 1)

@@ -16,12 +16,13 @@ from attacks.statistics import shared_confidence
 from attacks.types import SENT_BY_SERVER, Finding, Surface
 from privdd import __version__
 from privdd.auditing.findings import decide_verdict, finding_row
-from privdd.cli.settings import audit_settings, privacy_settings
+from privdd.cli.settings import audit_settings, privacy_settings, to_plain_settings
 from privdd.cli.validation import check_config_types
 from privdd.core.validation import BadConfig
 from privdd.reporting.findings_file import validate_findings, write_findings
 from privdd.reporting.page import write_report
-from privdd.reporting.terminal import print_summary
+from privdd.reporting.policy import policy_of_settings
+from privdd.reporting.terminal import conclude_audit
 from privdd.runtime.files import lock_folder, to_plain_json, write_json
 from privdd.runtime.manifest import seal_folder
 from privdd.runtime.run_folder import RunFolder, check_folder_free, write_tensors
@@ -30,7 +31,7 @@ STATED_ELSEWHERE = "stated by whoever brought the scores"
 
 
 def audit_external_scores(config: DictConfig, path: Path, argv: Sequence[str]) -> int:
-    """``scores=FILE`` into ``path`` -> 0, or 2 where a bound is above the epsilon stated as ``privacy.epsilon``.
+    """``scores=FILE`` into ``path`` -> exit status as of ``conclude_audit``; ``privacy.epsilon`` is what is stated.
 
     Raises ValueError, one line, for a file that cannot be read as such scores.
     """
@@ -40,6 +41,7 @@ def audit_external_scores(config: DictConfig, path: Path, argv: Sequence[str]) -
     if audit is None:
         raise BadConfig("scores: a config of privdd.audit is needed")
     stated = None if privacy.epsilon is None else float(privacy.epsilon)
+    policy = policy_of_settings(to_plain_settings(config))
     findings = _collect_findings(config, float(audit.confidence), privacy.delta)
     folder = RunFolder(path)
     with lock_folder(path):
@@ -52,11 +54,9 @@ def audit_external_scores(config: DictConfig, path: Path, argv: Sequence[str]) -
         about = {"schema": 1, "version": __version__, "seed": int(config.seed), "command": list(argv)}
         write_json(folder.manifest_file, about)
         write_findings(result, folder.findings_file)
-        page = write_report(path)
+        write_report(path)
         seal_folder(path)
-    print_summary(result, sys.stdout)
-    print(f"\nreport: {page}\nresult: {folder.findings_file}")
-    return 2 if result.verdict == "contradiction" else 0
+    return conclude_audit(result, path, policy, sys.stdout)
 
 
 def _collect_findings(config: DictConfig, confidence: float, delta: float) -> list[Finding]:

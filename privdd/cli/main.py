@@ -36,7 +36,7 @@ from privdd.cli.compose import (
 from privdd.cli.overrides import HYDRA_OPTIONS, check_overrides
 from privdd.cli.secret import take_secret, unused_secret_error
 from privdd.cli.settings import audit_settings, privacy_settings, run_settings
-from privdd.cli.sweeps import Sweep, count_points, is_sweep, parse_sweep, pin_sweep_folder
+from privdd.cli.sweeps import Sweep, count_points, first_point, is_sweep, parse_sweep, pin_sweep_folder
 from privdd.core.validation import BadConfig
 from privdd.runtime.files import check_plain_folder
 from privdd.runtime.startup import keep_freed_memory, start_forkserver, usable_cores
@@ -103,7 +103,7 @@ OPTIONS_TEXT = (
     "  -m                 several values, KEY=A,B,C, run one after the other and are compared",
     "  --config-dir DIR   a folder of your own yaml files (algo/, attack/, data/, ... below it)",
     "  --cfg job          print the whole configuration and stop",
-    "  --dry-run          audit: print CPU time, memory and disk that it would take, by stage, and stop",
+    "  --dry-run          audit, and a sweep of them: print the time, memory and disk that it would take, and stop",
     "  --version, --help",
 )
 READ_ON_TEXT = (
@@ -175,7 +175,7 @@ def _run_command(command: str, run: CommandRun) -> int:
     if priced_only:
         if trusted:
             raise BadConfig(NOT_TRUSTED)
-        return dry_run.price_command(command, argv, config_of(command, *argv))
+        return dry_run.price_command(command, argv, config_of(command, *first_point(argv)))
     if any(a.split("=")[0] in HYDRA_OPTIONS for a in argv):
         _run_with_hydra(command, run, argv, typed)
         return 0
@@ -288,6 +288,8 @@ def _run_with_hydra(command: str, run: CommandRun, argv: Sequence[str], given: S
     if sweep is not None:
         sweep.folder.mkdir(parents=True, exist_ok=True)
         check_plain_folder(sweep.folder)
+        if command == "audit" and not any(sweep.folder.glob("*/point.json")):
+            dry_run.announce_sweep(config_of(command, *first_point(argv)), sweep.total)
         return _run_sweep(sweep, start)
     with _raise_hydra_errors():
         start()

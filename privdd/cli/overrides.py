@@ -222,7 +222,15 @@ def _first_swept_value(o: Override) -> str:
     return str(o.input_line)
 
 
+STATED_HINT = (
+    "a simulation states what its own accounting gives: choose that with privacy=dpsgd privacy.epsilon=8, and to fail "
+    "where more is shown, write fail_on.epsilon_shown=8; what was made elsewhere (target.*=, run=RECORDING) takes stated.epsilon=8"
+)
+
+
 def _check_known_key(config: DictConfig, key: str) -> None:
+    if key.split(".")[0] == "stated":
+        raise BadConfig(f"{key}: {STATED_HINT}")
     node: Any = config
     for depth, part in enumerate(key.split(".")):
         names = [str(k) for k in node] if OmegaConf.is_dict(node) else []

@@ -27,8 +27,6 @@ from privdd.runtime.manifest import seal_folder
 from privdd.runtime.run_folder import RunFolder
 from privdd.runtime.workers import torch_threads
 
-CONTRADICTION_STATUS = 2
-
 
 def prepare_run_folder(path: Path, config: DictConfig) -> RunFolder:
     """The folder with its resolved config.yaml.
@@ -96,7 +94,7 @@ def waive_unread_surfaces(config: DictConfig) -> None:
 
 
 def run_audit(config: DictConfig, path: Path, argv: Sequence[str]) -> int:
-    """Audit into ``path`` -> exit status: 0 done, 2 contradiction. Raises BadConfig where another process writes it."""
+    """Audit into ``path`` -> exit status, as of ``conclude_audit``. Raises BadConfig where another process writes it."""
     with ExitStack() as held:
         return _audit_into_folder(config, path, argv, held)
 
@@ -114,8 +112,8 @@ def _audit_into_folder(config: DictConfig, path: Path, argv: Sequence[str], held
     from privdd.cli.build import build_attacks, build_experiment, build_shipped_attacks
     from privdd.cli.validation import check_config_types
     from privdd.reporting.page import write_report
-    from privdd.reporting.policy import EXIT_BROKEN, breaks_policy, policy_of_settings
-    from privdd.reporting.terminal import print_summary
+    from privdd.reporting.policy import policy_of_settings
+    from privdd.reporting.terminal import conclude_audit
 
     asked, further = attacked_again(config, RunFolder(path))
     check_config_types(config)
@@ -141,19 +139,17 @@ def _audit_into_folder(config: DictConfig, path: Path, argv: Sequence[str], held
         kept = {finding.attack for finding in earlier.by_file.values()}
         ran = {*asked} | attacks.keys() - kept - {*audited.not_run}
         result = write_audit(folder, audited, argv, earlier.commands, ran)
-        page = write_report(path)
+        write_report(path)
     track_run(
         config.tracking, path, result.utility.accuracy_by_round if result.utility else (), tracked_scalars(result)
     )
     seal_folder(path)
-    print_summary(result, sys.stdout)
+    notes = []
     if audited.not_run:
-        print(f"not run, as {config.name} releases nothing that they read: {', '.join(audited.not_run)}")
+        notes.append(f"not run, as {config.name} releases nothing that they read: {', '.join(audited.not_run)}")
     if kept:
-        print(f"found by earlier commands, and kept: {', '.join(sorted(kept))}")
-    print(f"\nreport: {page}\nresult: {folder.findings_file}")
-    broken = policy is not None and breaks_policy(policy, result, sys.stdout)
-    return CONTRADICTION_STATUS if result.verdict == "contradiction" else EXIT_BROKEN if broken else 0
+        notes.append(f"found by earlier commands, and kept: {', '.join(sorted(kept))}")
+    return conclude_audit(result, path, policy, sys.stdout, notes)
 
 
 def announce_run(experiment: Any, attacks: Mapping[str, Any], folder: RunFolder) -> Any:

@@ -74,6 +74,15 @@ def count_points(argv: Sequence[str]) -> int | None:
     return math.prod(sum(1 for _ in o.sweep_iterator()) for o in swept)
 
 
+def first_point(argv: Sequence[str]) -> list[str]:
+    """The arguments of the first point of a sweep; those of anything else as they are."""
+    if not is_sweep(argv):
+        return list(argv)
+    first = {o.input_line: f"{o.key_or_group}={next(iter(o.sweep_string_iterator()))}" for o in _parse_overrides(argv)
+             if o.is_sweep_override()}  # fmt: skip
+    return [first.get(a, a) for a in argv if a not in ("-m", "--multirun") and not a.startswith("hydra.mode=")]
+
+
 def parse_sweep(command: str, argv: Sequence[str]) -> SweepArguments:
     """Sorts the assignments of a command line into swept and fixed ones."""
     parsed = _parse_overrides(argv)
@@ -129,8 +138,10 @@ class Sweep:
         marks = [read_json(file) for file in self.folder.glob(f"*/{POINT_FILE}")]
         ended = [mark["status"] for mark in marks if mark.get("sweep") == self.token and mark["status"] is not None]
         failed = f", {ended.count(1)} failed" if 1 in ended else ""
-        known = "" if self.total is None else f" of {self.total}"
-        return f"sweep: {len(ended)}{known} points{failed}, {format_seconds(time.time() - self.began)} so far"
+        known, spent = "" if self.total is None else f" of {self.total}", time.time() - self.began
+        left = (self.total or 0) - len(ended)
+        rest = f", about {format_seconds(spent / len(ended) * left)} left" if left > 0 and ended else ""
+        return f"sweep: {len(ended)}{known} points{failed}, {format_seconds(spent)} so far{rest}"
 
     def _write_mark(self, path: Path, status: int | None, error: str = "") -> None:
         write_json(path / POINT_FILE, {"sweep": self.token, "status": status, "error": error})

@@ -34,7 +34,7 @@ TARGET = Command(
     "python -m privdd.audit target.model=MODULE:CLASS target.weights=FILE target.train=FILE target.heldout=FILE [KEY=VALUE ...]\n"
     "       python -m privdd.audit target.synthetic=FILE target.train=FILE target.heldout=FILE [KEY=VALUE ...]\n"
     "       python -m privdd.audit target.updates=DIR target.model=MODULE:CLASS target.weights=FILE target.train=... target.heldout=...",
-    "Audits what was trained elsewhere. Exit status: 0 done, whatever leaks; 2 a stated epsilon is contradicted; 1 error.",
+    "Audits what was trained elsewhere. Exit status: 0 done, whatever leaks; 2 a stated epsilon is contradicted; 3 a limit of the policy is broken or not decided; 1 error.",
     (
         _target_key("model", read_quoted, "NAME", "a torch module, made with target.args.NAME=VALUE, or a function that predicts"),
         _target_key("args.*", read_literal),
@@ -52,6 +52,8 @@ TARGET = Command(
         _target_key("records", read_count(8), "10000", "audited at most"),
         *(Key(f"stated.{name}", read_literal) for name in ("epsilon", "delta", "relation", "unit")),
         *(Key(name, read_quoted) for name in ("name", "out", "engine")),
+        Key("policy", read_quoted, "FILE", "limits that the result has to keep, else exit status 3; fail_on.LIMIT=VALUE: one of them (docs/tutorials/gate.md)"),
+        Key("fail_on.*", read_quoted),
         *(Key(name, read_count()) for name in ("seed", "engine.workers")),
         Key("confidence", read_literal),
     ),

@@ -54,8 +54,9 @@ from privdd.recording.network import (
     thinning_step,
 )
 from privdd.recording.recording import RecordedMessage, Recording, read_recordings, recording_ledger
-from privdd.reporting.terminal import print_summary
-from privdd.runtime.run_folder import RunFolder, check_folder_free
+from privdd.reporting.policy import policy_of_arguments
+from privdd.reporting.terminal import conclude_audit
+from privdd.runtime.run_folder import check_folder_free
 
 AGGREGATES_SCOPE = (
     "the aggregates of all rounds; updates before them are not covered, so no bound here is compared with it"
@@ -129,7 +130,7 @@ class HeldMessage(HeldArtifact):
 
 
 def run_recorded_audit(path: Path, argv: Sequence[str]) -> int:
-    """-> 0 done, whatever leaks; 2 a stated or claimed epsilon is contradicted. Raises ValueError with one line."""
+    """-> exit status as of ``conclude_audit``. Raises ValueError with one line."""
     began = time.monotonic()
     recordings = read_recordings(path)
     rest = [item for item in argv if not item.startswith(("run=", "target.client="))]
@@ -140,6 +141,7 @@ def run_recorded_audit(path: Path, argv: Sequence[str]) -> int:
             "and target.heldout=FILE.npz (records of one client, and others like them), and target.client= of several"
         )
     typed = parse_target_arguments(rest, "recording")
+    policy = policy_of_arguments(typed.given)
     out = choose_output_folder(typed.get("out"))
     check_folder_free(out)
     client = [item.removeprefix("target.client=") for item in argv if item.startswith("target.client=")]
@@ -148,9 +150,7 @@ def run_recorded_audit(path: Path, argv: Sequence[str]) -> int:
     model = build_network(load_target(str(typed.get("target.model")), "target.model"), typed.args)
     found = audit_recorded_client(recording, node, model, typed, began)
     result = write_audit_folder(found, out, ["python", "-m", "privdd.audit", *argv])
-    print_summary(result, sys.stdout)
-    print(f"\nreport: {out / 'report.html'}\nresult: {RunFolder(out).findings_file}")
-    return 2 if result.verdict == "contradiction" else 0
+    return conclude_audit(result, out, policy, sys.stdout)
 
 
 def _node_ids(recordings: Sequence[Recording]) -> list[int]:

@@ -31,11 +31,12 @@ from privdd.external.run_folder import (
 from privdd.external.shadow_models import SGD_NAME, NetworkRetraining, PlainSGD, TrainingFunction
 from privdd.external.synthetic_data import RECIPES, audit_synthetic_data, make_recipe
 from privdd.external.trained_model import ExternalAuditSettings, audit_trained_model
+from privdd.reporting.policy import policy_of_arguments
 from privdd.reporting.schema import Findings
-from privdd.reporting.terminal import print_summary
+from privdd.reporting.terminal import conclude_audit
 from privdd.runtime.engine import Engine
 from privdd.runtime.manifest import file_sha256
-from privdd.runtime.run_folder import RunFolder, check_folder_free
+from privdd.runtime.run_folder import check_folder_free
 
 PYTHON_COMMAND = ["privdd.api"]
 
@@ -114,16 +115,15 @@ def _records_of_pair(key: str, pair: Any) -> LabelledRecords:
 
 
 def run_target_audit(argv: Sequence[str]) -> int:
-    """-> 0 done, whatever leaks; 2 a stated epsilon is contradicted. Raises ValueError with one line."""
+    """-> exit status as of ``conclude_audit``. Raises ValueError with one line."""
     typed = parse_target_arguments(argv)
+    policy = policy_of_arguments(typed.given)
     add_search_folder(Path.cwd())
     path = choose_output_folder(typed.get("out"))
     check_folder_free(path)
     run = _audit_target(typed)
     result = write_audit_folder(run, path, ["python", "-m", "privdd.audit", *argv])
-    print_summary(result, sys.stdout)
-    print(f"\nreport: {path / 'report.html'}\nresult: {RunFolder(path).findings_file}")
-    return 2 if result.verdict == "contradiction" else 0
+    return conclude_audit(result, path, policy, sys.stdout)
 
 
 def _audit_target(typed: TargetArguments) -> ExternalAudit:

@@ -6,6 +6,7 @@ The card is written from the run's files alone, so the same run gives the same c
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +18,14 @@ from privdd.reporting.finding_selection import PICTURE_FAMILIES
 from privdd.reporting.findings_tables import VISIBLE
 from privdd.reporting.run_record import RunRecord, reproduction_recipe
 from privdd.reporting.schema import FindingRow, Findings
-from privdd.reporting.summary import LARGE_EPSILON, believable_findings, leak_sentences, target_doubts, verdict_headline
+from privdd.reporting.summary import (
+    LARGE_EPSILON,
+    believable_findings,
+    leak_sentences,
+    membership_phrase,
+    target_doubts,
+    verdict_headline,
+)
 from privdd.reporting.wording import format_number, format_share, join_names
 from privdd.runtime.files import to_plain_json
 
@@ -75,6 +83,27 @@ def guarantee_facts(findings: Findings, ledger: Mapping[str, Any]) -> list[tuple
         ("where the noise comes from", noise),
         ("whether the code does what the proof says", f"looked at by {join_names(list(tests))}" if tests else UNTRIED),
         ("what the limit does not cover", _uncovered_by_limit(findings)),
+    ]
+
+
+def security_controls(findings: Findings) -> list[tuple[str, str]]:
+    """(control of OWASP AISVS 1.0, chapter C11.2 on membership inference, what this run shows of it)."""
+    privacy, best = (
+        findings.privacy,
+        finding_selection.strongest_membership(believable_findings(findings.findings, findings)),
+    )
+    noised = f"ε at most {format_number(privacy.epsilon.best)} at δ = {format_number(privacy.delta)}, one {privacy.unit}, {privacy.relation}"
+    tried = (
+        "membership inference was not tried, or its sample was too small"
+        if best is None
+        else f"an attacker can {membership_phrase(best)}"
+    )
+    return [
+        (
+            "v1.0-C11.2.4: differentially private training",
+            "none: ε = ∞" if math.isinf(privacy.epsilon.best) else noised,
+        ),
+        ("v1.0-C11.2.5: membership inference does not exceed guessing", tried),
     ]
 
 

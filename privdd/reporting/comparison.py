@@ -86,7 +86,8 @@ def overlay_rocs(made: Sequence[Setting]) -> Plot | None:
         return None
     lines = sorted(lines, key=lambda line: -float(line.curve.tpr[1]))[:CURVES]
     said = "; ".join(f"{line.label}: AUC {wording.format_share(line.curve.auc)}" for line in lines)
-    caption = "Each setting's strongest attack, at the median seed; bands are pointwise 95 % intervals."
+    bands = "bands are pointwise 95 % intervals" if len(lines) <= figures.BANDS else "leaks.csv has the intervals"
+    caption = f"Each setting's strongest attack, at the median seed; {bands}."
     title = "Membership, method by method"
     return Plot("roc", title, caption, f"ROC curves. {said}.", figures.draw_roc(lines, 5.0))
 
@@ -101,24 +102,27 @@ def plot_frontier(made: Sequence[Setting]) -> Plot | None:
         f"{s.label}: epsilon {wording.format_number(s.epsilon)}, accuracy {wording.format_share(s.accuracy)}"
         for s in made
     )
+    kinds = {run.findings.utility.accuracy_kind for s in made for run in s.runs if run.findings.utility}
+    kind = kinds.pop() if len(kinds) == 1 else "global or personal"
     caption = "Mean and range over seeds. Choosing the best point on private data costs privacy beyond its ε."
     if not is_comparable(made):
         caption = f"Read each point alone: these ε are not of one δ, unit and neighbouring relation. {caption}"
-    return Plot("frontier", "Epsilon against accuracy", caption, f"{said}.", figures.draw_frontier(points))
+    return Plot("frontier", "Epsilon against accuracy", caption, f"{said}.", figures.draw_frontier(points, kind=kind))
 
 
 def plot_uploads(made: Sequence[Setting]) -> Plot | None:
     sizes = {s.label: float(s.uploaded) for s in made if s.uploaded is not None}
     if not sizes:
         return None
-    said = "; ".join(f"{k}: {figures.format_bytes(v)}" for k, v in sizes.items())
+    said = "; ".join(f"{k}: {wording.format_bytes(v)}" for k, v in sizes.items())
     return Plot("bytes", "Uploaded by each client", "Over the whole run.", said, figures.draw_bytes(sizes))
 
 
 def draw_comparison(made: Sequence[Setting]) -> list[Plot]:
     """Every figure that these runs allow."""
     accuracy = plots.plot_accuracy((s.label, s.runs[0]) for s in made[:CURVES])
-    return [p for p in (overlay_rocs(made), plot_frontier(made), plot_uploads(made), accuracy) if p is not None]
+    drawn = [p for p in (overlay_rocs(made), plot_frontier(made), plot_uploads(made), accuracy) if p is not None]
+    return plots.add_terms(drawn, [run.findings for setting in made for run in setting.runs])
 
 
 def best_albums(made: Sequence[Setting]) -> list[PictureAlbum]:
@@ -131,11 +135,15 @@ def best_albums(made: Sequence[Setting]) -> list[PictureAlbum]:
 
 
 def write_comparison(
-    dirs: Sequence[Path | str], out: Path | str, read: Callable[[Sequence[Path]], Sequence[RunRecord]] | None = None
+    dirs: Sequence[Path | str],
+    out: Path | str,
+    read: Callable[[Sequence[Path]], Sequence[RunRecord]] | None = None,
+    say: Callable[[str], object] = lambda line: None,
 ) -> Path:
     """``out/comparison.html``, figures/, and frontier, leaks, findings as CSV and LaTeX; returns the page's path.
 
-    read: how folders are opened. Raises FindingsError or DamagedRun (one line) on a folder that is no finished, undamaged run.
+    read: how folders are opened; say: told the page's headline and sentences. Raises FindingsError or DamagedRun (one line) on a
+    folder that is no finished, undamaged run.
     """
     unique = {Path(path).resolve(): Path(path) for path in dirs}
     if not unique:
@@ -143,6 +151,8 @@ def write_comparison(
     out = Path(out)
     paths = [*unique.values()]
     made = group_runs([read_run_record(path) for path in paths] if read is None else read(paths))
+    for line in (comparison_headline(made), *comparison_sentences(made)):
+        say(line)
     drawn, pictures = draw_comparison(made), best_albums(made)
     page = plots.template_environment().get_template("comparison.html.jinja")
     text = page.render(
@@ -177,7 +187,7 @@ def _write_tables(made: Sequence[Setting], out: Path) -> None:
     write_bytes(out / "findings.csv", export.table_to_csv(export.findings_table(made)).encode())
     write_bytes(out / "frontier.csv", export.table_to_csv(export.frontier_table(made)).encode())
     write_bytes(out / "leaks.csv", export.table_to_csv(export.leak_table(made)).encode())
-    write_bytes(out / "leaks.tex", export.table_to_latex(export.leak_table(made)).encode())
+    write_bytes(out / "leaks.tex", export.leaks_to_latex(made).encode())
 
 
 # Of the columns of an audit's frontier: what training alone knows. Nothing was attacked, so nothing is judged.

@@ -6,13 +6,15 @@ import csv
 import io
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import stdev
 from typing import Any
 
+from privdd.reporting import wording
 from privdd.reporting.frontier import Setting, frontier_places
-from privdd.reporting.wording import format_number, format_share
+from privdd.reporting.schema import Privacy
+from privdd.reporting.wording import format_bytes, format_number, format_share
 from privdd.runtime.files import write_bytes
 
 Table = tuple[Sequence[str], Sequence[Sequence[Any]]]
@@ -31,6 +33,7 @@ _TEX = {
     "–": "--",
     "\u00a0": "~",
     "ε": r"$\varepsilon$",
+    "δ": r"$\delta$",
 }
 
 
@@ -55,23 +58,6 @@ def _csv_cell(value: Any) -> Any:
     return mark + value.replace("\r", " ")  # which the writer does not quote, and readers take for the end of a row
 
 
-def table_to_latex(table: Table) -> str:
-    """A tabular of booktabs, texts to the left and numbers to the right; needs \\usepackage{booktabs}."""
-    header, rows = table
-    columns = "".join("r" if rows and _is_number_like(rows[0][i]) else "l" for i in range(len(header)))
-    lines = [" & ".join(escape_latex(_latex_cell(cell)) for cell in row) + r" \\" for row in (header, *rows)]
-    body = [f"\\begin{{tabular}}{{{columns}}}", r"\toprule", lines[0], r"\midrule", *lines[1:], r"\bottomrule"]
-    return "\n".join([*body, r"\end{tabular}", ""])
-
-
-def _is_number_like(value: Any) -> bool:
-    return value is None or isinstance(value, int | float) or str(value)[:1].isdigit()
-
-
-def _latex_cell(value: Any) -> str:
-    return format_number(value) if value is None or isinstance(value, int | float) else str(value)
-
-
 def escape_latex(text: str) -> str:
     """Plain text as LaTeX shows it."""
     return "".join(_TEX.get(character, character) for character in text)
@@ -83,10 +69,11 @@ def frontier_table(settings: Sequence[Setting]) -> Table:
         "method", "setting", "seeds", "epsilon_pld", "epsilon_rdp", "epsilon_claimed", "epsilon_measured",
         "delta", "unit", "relation", "accuracy_mean", "accuracy_std", "accuracy_min", "accuracy_max", "diverged",
         "tpr_at_0.001", "tpr_at_0.01", "psnr", "uploaded_bytes_per_client", "verdict",
-        "noise_source", "paired_noise", "trust", "public_data", "dominated_by",
+        "noise_source", "paired_noise", "trust", "public_data", "dominated_by", "accuracy_kind",
     )  # fmt: skip
     placed = {id(p.setting): [p.trust, p.public or None, p.dominated or None] for p in frontier_places(settings)}
-    return header, [[*_frontier_row(s), *placed.get(id(s), [None] * 3)] for s in settings]
+    kinds = [s.runs[0].findings.utility.accuracy_kind if s.runs[0].findings.utility else None for s in settings]
+    return header, [[*_frontier_row(s), *placed.get(id(s), [None] * 3), kind] for s, kind in zip(settings, kinds)]
 
 
 def _frontier_row(s: Setting) -> list[Any]:
@@ -95,27 +82,93 @@ def _frontier_row(s: Setting) -> list[Any]:
     spread = stdev(s.accuracies) if len(s.accuracies) > 1 else None
     return [
         s.method, " ".join(f"{k}={v}" for k, v in s.parameters), len(s.runs), pld, s.epsilon_rdp, s.claim, s.measured,
-        privacy.delta, privacy.unit, privacy.relation, s.accuracy, spread, min(s.accuracies, default=None), max(s.accuracies, default=None), s.diverged,
+        *privacy_terms(privacy), s.accuracy, spread, min(s.accuracies, default=None), max(s.accuracies, default=None), s.diverged,
         *(at.tpr if at else None for at in rates), s.psnr, s.uploaded, s.verdict,
         privacy.noise.source if privacy.noise else None, str(privacy.noise.paired).lower() if privacy.noise else None,
     ]  # fmt: skip
 
 
+LEAK_RATES = ("0.001", "0.01")
+
+
 def leak_table(settings: Sequence[Setting]) -> Table:
-    """For reading: rates with intervals, epsilons, pictures, accuracy, bytes."""
+    """One row per setting, numbers alone: rates with the ends of their intervals, epsilons with delta, unit and relation, the rest."""
+    rates = [f"tpr_at_{key}{end}" for key in LEAK_RATES for end in ("", "_low", "_high")]
     header = (
-        "Setting", "TPR at 0.1% FPR", "TPR at 1% FPR", "claimed", "accounted", "measured", "PSNR", "accuracy", "bytes",
+        "setting", "data", "seeds", *rates, "epsilon_claimed", "epsilon_proven", "epsilon_shown", "delta", "unit", "relation",
+        "psnr", "accuracy", "accuracy_kind", "uploaded_bytes_per_client", "verdict",
     )  # fmt: skip
-    rows = []
-    for s in settings:
-        rates = [_rate_text(s, key) for key in ("0.001", "0.01")]
-        rows.append([s.label, *rates, s.claim, s.epsilon, s.measured, s.psnr, format_share(s.accuracy), s.uploaded])
-    return header, rows
+    return header, [[s.label, *_leak_row(s)] for s in settings]
 
 
-def _rate_text(setting: Setting, key: str) -> str:
-    at = setting.tpr(key)
-    return f"{format_share(at.tpr)} ({format_share(at.ci[0])} to {format_share(at.ci[1])})" if at else "–"
+def _leak_row(s: Setting) -> list[Any]:
+    found, utility = s.runs[0].findings, s.runs[0].findings.utility
+    found_rates = [s.tpr(key) for key in LEAK_RATES]
+    rates = [value for at in found_rates for value in ((at.tpr, *at.ci) if at else (None,) * 3)]
+    return [
+        found.run.data, len(s.runs), *rates, s.claim, s.epsilon, s.measured, *privacy_terms(found.privacy), s.psnr, s.accuracy,
+        utility.accuracy_kind if utility else None, s.uploaded, s.verdict,
+    ]  # fmt: skip
+
+
+def privacy_terms(privacy: Privacy) -> tuple[float, str, str]:
+    """What stands beside every epsilon."""
+    return privacy.delta, str(privacy.unit), str(privacy.relation)
+
+
+LEAK_HEADER = (
+    "Setting", r"TPR at $0.1\,\%$ FPR", r"TPR at $1\,\%$ FPR", r"$\varepsilon$ claimed", r"$\varepsilon$ proven", r"$\varepsilon$ shown",
+    r"$\delta$", "unit", "relation", "PSNR", "accuracy", "upload",
+)  # fmt: skip
+LEAK_CAPTION = (
+    "Leaks, privacy and use on {data}. TPR: true-positive rate of the strongest membership attack at this false-positive rate, with "
+    "its 95 % interval. ε: as claimed by the method or its paper, as proven at most by accounting, and as shown at least by attacks "
+    "and tests, at the δ, for the unit and under the neighbouring relation of its row. PSNR: of the typical picture that the best "
+    "attack rebuilt. Upload: of one client, over the whole run. –: not measured, or the sample is too small."
+)
+
+
+def leaks_to_latex(settings: Sequence[Setting]) -> str:
+    """``leak_table`` as a table with a caption, three digits a number; needs \\usepackage{booktabs}."""
+    header, rows = leak_table(settings)
+    cells = [_latex_leak_row(dict(zip(header, row, strict=True))) for row in rows]
+    data = wording.join_names(list(dict.fromkeys(s.runs[0].findings.run.data for s in settings)))
+    lines = [" & ".join(row) + r" \\" for row in (LEAK_HEADER, *cells)]
+    return "\n".join(
+        [
+            r"\begin{table}", r"\centering", rf"\caption{{{escape_latex(LEAK_CAPTION.format(data=data))}}}", r"\label{tab:leaks}",
+            r"\begin{tabular}{lrrrrrrllrrr}", r"\toprule", lines[0], r"\midrule", *lines[1:], r"\bottomrule", r"\end{tabular}",
+            r"\end{table}", "",
+        ]
+    )  # fmt: skip
+
+
+def _latex_leak_row(row: Mapping[str, Any]) -> list[str]:
+    rates = [_latex_rate(*(row[f"tpr_at_{key}{end}"] for end in ("", "_low", "_high"))) for key in LEAK_RATES]
+    epsilons = [_latex_number(row[f"epsilon_{name}"]) for name in ("claimed", "proven", "shown")]
+    psnr = "–" if row["psnr"] is None else wording.format_decibel(row["psnr"])
+    kind = f" ({row['accuracy_kind']})" if row["accuracy"] is not None else ""
+    size = "–" if row["uploaded_bytes_per_client"] is None else format_bytes(row["uploaded_bytes_per_client"])
+    texts = [psnr, f"{format_share(row['accuracy'])}{kind}", size]
+    return [
+        escape_latex(row["setting"]), *rates, *epsilons, _latex_number(row["delta"]), escape_latex(row["unit"]),
+        escape_latex(row["relation"]), *map(escape_latex, texts),
+    ]  # fmt: skip
+
+
+def _latex_rate(rate: float | None, low: float | None, high: float | None) -> str:
+    if rate is None or low is None or high is None:
+        return "--"
+    return escape_latex(f"{format_share(rate)} ({format_share(low)} to {format_share(high)})")
+
+
+def _latex_number(value: float | None) -> str:
+    """Three digits; powers of ten as such."""
+    digits, is_power, power = format_number(value).partition("e")
+    if not is_power:
+        return escape_latex(digits)
+    factor = "" if digits == "1" else digits + r" \times "
+    return rf"${factor}10^{{{power}}}$"
 
 
 def findings_table(settings: Sequence[Setting]) -> Table:

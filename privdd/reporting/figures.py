@@ -73,6 +73,8 @@ def psnr_of_arrays(real: np.ndarray, other: np.ndarray) -> np.ndarray:
 
 
 FLOOR = 1e-4
+BANDS = 2  # curves: of more, bands cover each other
+MARKERS = ("o", "s", "^", "v", "P", "X")
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,7 @@ class RocLine:
 def draw_roc(lines: Sequence[RocLine], width: float = 4.6) -> Figure:
     """True against false positives on log-log axes (Carlini et al., 2022, section IV).
 
-    Steps, with a pointwise 95 % Clopper-Pearson band. The diagonal is guessing; the dotted mark is
+    Steps, with a pointwise 95 % Clopper-Pearson band where there are two curves at most. The diagonal is guessing; the dotted mark is
     one non-member, below which a rate cannot be seen.
     """
     columns = 1 if len(lines) > 2 or max(len(line.label) for line in lines) > 30 else 2
@@ -95,7 +97,7 @@ def draw_roc(lines: Sequence[RocLine], width: float = 4.6) -> Figure:
         floor = roc_axis_floor(lines)
         axes.plot([floor, 1], [floor, 1], color=MUTED, lw=1, ls=(0, (4, 3)), label="guessing")
         for index, line in enumerate(lines):
-            _draw_curve(axes, line, index, floor)
+            _draw_curve(axes, line, index, floor, banded=len(lines) <= BANDS)
         _draw_blind(axes, lines, floor)
         _mark_one_outsider(axes, lines, floor)
         axes.set(xscale="log", yscale="log", xlim=(floor, 1), ylim=(floor, 1), aspect="equal")
@@ -122,11 +124,12 @@ def _clip_to_floor(curve: StepCurve, floor: float) -> np.ndarray:
     return np.maximum(curve.fpr, floor / 10)
 
 
-def _draw_curve(axes: Axes, line: RocLine, index: int, floor: float) -> None:
+def _draw_curve(axes: Axes, line: RocLine, index: int, floor: float, banded: bool) -> None:
     x = _clip_to_floor(line.curve, floor)
-    low, high = (np.maximum(y, floor / 10) for y in (line.curve.lo, line.curve.hi))
-    label = "95 % interval" if index == 0 else None
-    axes.fill_between(x, low, high, step="post", color=series_colour(index), alpha=0.16, lw=0, label=label)
+    if banded:
+        low, high = (np.maximum(y, floor / 10) for y in (line.curve.lo, line.curve.hi))
+        label = "95 % interval" if index == 0 else None
+        axes.fill_between(x, low, high, step="post", color=series_colour(index), alpha=0.16, lw=0, label=label)
     tpr = np.maximum(line.curve.tpr, floor / 10)
     axes.step(x, tpr, where="post", color=series_colour(index), ls=series_dash(index), label=line.label, zorder=3)
 
@@ -166,21 +169,12 @@ def draw_accuracy(series: Mapping[str, Sequence[float]], width: float = 4.6) -> 
     return figure
 
 
-def format_bytes(value: float) -> str:
-    """A number of bytes in decimal units: 1234567 as "1.23 MB"."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if value < 999.5 or unit == "GB":
-            break
-        value /= 1000
-    return f"{value:.3g}\u00a0{unit}"
-
-
 def draw_bytes(up: Mapping[str, float], width: float = 4.6) -> Figure:
     """Bytes that one client uploads over the whole run, one bar per run."""
     with figure_canvas(width, 0.6 + 0.34 * len(up)) as (figure, axes):
         names, values = list(up), list(up.values())
         bars = axes.barh(names, values, color=[series_colour(i) for i in range(len(names))], height=0.62)
-        axes.bar_label(bars, [format_bytes(v) for v in values], padding=4, fontsize=8.5, color=INK)
+        axes.bar_label(bars, [wording.format_bytes(v) for v in values], padding=4, fontsize=8.5, color=INK)
         axes.set(xlim=(0, 1.22 * max(*values, 1)), xticks=[])
         axes.invert_yaxis()
         axes.grid(False)
@@ -319,11 +313,11 @@ def _draw_strip_legend(rows: Sequence[StripRow]) -> list[Line2D]:
     return [Line2D([], [], ls="", **look) for look in drawn]
 
 
-def draw_frontier(points: Sequence[FrontierPoint], width: float = 5.2) -> Figure:
-    """Accuracy against epsilon, one curve per method: mean and range over seeds.
+def draw_frontier(points: Sequence[FrontierPoint], width: float = 5.2, kind: str = "global") -> Figure:
+    """Accuracy (of ``kind``) against epsilon, one curve and one mark per method: mean and range over seeds.
 
-    Filled marks sit at the accounted epsilon, arrows at the measured lower bound of the same setting,
-    dashed lines at the paper's claim.
+    Filled marks sit at the accounted epsilon, open triangles at the measured lower bound of the same setting, large open diamonds
+    on dashed lines at the paper's claim.
     """
     axis = EpsilonAxis(v for p in points for v in (p.epsilon, p.measured, p.claim))
     methods = list(dict.fromkeys(p.method for p in points))
@@ -331,8 +325,8 @@ def draw_frontier(points: Sequence[FrontierPoint], width: float = 5.2) -> Figure
         for index, method in enumerate(methods):
             mine = sorted((p for p in points if p.method == method), key=lambda p: p.epsilon)
             _draw_frontier_curve(axes, axis, mine, index)
-        axis.set_ticks(axes, "epsilon")
-        axes.set_ylabel("accuracy")
+        axis.set_ticks(axes, "ε (filled: proven at most)")
+        axes.set_ylabel(f"accuracy ({kind})")
         axes.yaxis.set_major_formatter(PERCENT)
         handles, _ = axes.get_legend_handles_labels()
         grey = []
@@ -340,7 +334,7 @@ def draw_frontier(points: Sequence[FrontierPoint], width: float = 5.2) -> Figure
             grey.append(Line2D([], [], marker=">", ls="", ms=6, mfc=PAPER, mec=MUTED, label="shown (at least)"))
         if any(p.claim is not None for p in points):
             grey.append(
-                Line2D([], [], marker="D", ls=(0, (3, 2)), ms=5, mfc=PAPER, color=MUTED, label="the paper's claim")
+                Line2D([], [], marker="D", ls=(0, (3, 2)), ms=9, mfc="none", color=MUTED, label="the paper's claim")
             )
         figure.legend(handles=handles + grey, loc="outside lower center", ncols=2)
     return figure
@@ -351,15 +345,13 @@ def _draw_frontier_curve(axes: Axes, axis: EpsilonAxis, points: Sequence[Frontie
     mean = np.array([np.mean(p.accuracies) for p in points])
     spread = np.array([[m - min(p.accuracies), max(p.accuracies) - m] for m, p in zip(mean, points, strict=True)]).T
     x = [axis.position_of(p.epsilon) for p in points]
-    label = f"{points[0].method}: accounted"
-    axes.errorbar(
-        x, mean, yerr=np.maximum(spread, 0), color=tint, ls=series_dash(index), marker="o", ms=6, capsize=3, label=label
-    )
+    look: dict[str, Any] = {"color": tint, "ls": series_dash(index), "marker": MARKERS[index % len(MARKERS)], "ms": 6}
+    axes.errorbar(x, mean, yerr=np.maximum(spread, 0), capsize=3, label=points[0].method, **look)
     for place, height, point in zip(x, mean, points, strict=True):
         if point.measured is not None:
             low = axis.position_of(point.measured)
             axes.plot([low, place], [height, height], color=tint, lw=0.8, alpha=0.6)
-            axes.plot(low, height, marker=">", ms=6, mfc=PAPER, mec=tint)
+            axes.plot(low, height, marker=">", ms=6, mfc=PAPER, mec=tint, zorder=4)
     claimed = [(axis.position_of(p.claim), y) for p, y in zip(points, mean, strict=True) if p.claim is not None]
     if claimed:
-        axes.plot(*zip(*claimed, strict=True), color=tint, ls=(0, (3, 2)), lw=1.3, marker="D", ms=5, mfc=PAPER)
+        axes.plot(*zip(*claimed, strict=True), color=tint, ls=(0, (3, 2)), lw=1.3, marker="D", ms=9, mfc="none")

@@ -75,6 +75,7 @@ def render_report(record: RunRecord, figures: list[Plot], albums: list[PictureAl
             noise=wording.noise_source_text(findings.privacy.noise) if findings.privacy.noise else "",
             risks=assessment.answer_risks(findings),
             attack_kinds=assessment.attack_kinds_tried(findings),
+            controls=assessment.security_controls(findings),
             guarantee=assessment.guarantee_facts(findings, record.ledger),
         )
     )
@@ -83,11 +84,12 @@ def render_report(record: RunRecord, figures: list[Plot], albums: list[PictureAl
 def draw_report(record: RunRecord) -> list[Plot]:
     """Every figure that the run's evidence allows."""
     accuracy = plots.plot_accuracy([(record.findings.run.algo, record)])
-    return [plots.plot_epsilons(record), *plots.plot_rocs(record), *([accuracy] if accuracy else [])]
+    drawn = [plots.plot_epsilons(record), *plots.plot_rocs(record), *([accuracy] if accuracy else [])]
+    return plots.add_terms(drawn, [record.findings])
 
 
 def write_report(run_dir: Path | str, read: Callable[[Path | str], RunRecord] = read_run_record) -> Path:
-    """``report.html``, ``card.json`` and ``figures/*.svg|png`` inside a run folder; returns the page's path.
+    """``report.html``, ``card.json`` and ``figures/*.svg|png|pdf`` inside a run folder; returns the page's path.
 
     read: how the folder is opened. Raises FindingsError or DamagedRun (one line) on a folder that is no finished, undamaged run.
     """

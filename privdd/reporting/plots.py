@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,10 +14,11 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from privdd.reporting import figures, finding_selection, summary, wording
+from privdd.reporting.export import privacy_terms
 from privdd.reporting.figures import RocLine, StripRow, psnr_of_arrays, step_curve
 from privdd.reporting.run_record import RunRecord, StoredEvidence
-from privdd.reporting.schema import FindingRow
-from privdd.reporting.style import png_uri, save_figure, themed_svg, to_svg
+from privdd.reporting.schema import FindingRow, Findings
+from privdd.reporting.style import MUTED, png_uri, save_figure, themed_svg, to_svg
 
 PAIRS = 8  # pictures shown of one attack
 
@@ -40,6 +41,18 @@ class Plot:
     def svg(self) -> Markup:
         """Safe as markup: matplotlib escapes the drawing's text, ``themed_svg`` the label."""
         return Markup(themed_svg(self.drawing, self.name, self.alt))
+
+
+def add_terms(drawn: Sequence[Plot], runs: Iterable[Findings]) -> list[Plot]:
+    """The same figures with the data and the terms of every epsilon above them, for whoever sees a figure alone."""
+    terms: dict[str, None] = {}
+    for found in runs:
+        delta, unit, relation = privacy_terms(found.privacy)
+        terms[f"{found.run.data}; δ = {wording.format_number(delta)}, one {unit}, {relation}"] = None
+    text = "\n".join([*terms][:3]) + (f"\nand {len(terms) - 3} more" if len(terms) > 3 else "")
+    for plot in drawn:
+        plot.figure.suptitle(text, fontsize=7.5, color=MUTED, x=0.01, ha="left")
+    return list(drawn)
 
 
 @dataclass(frozen=True)
@@ -100,7 +113,7 @@ def template_environment() -> Environment:
         "share": wording.format_share,
         "accuracy": wording.format_accuracy,
         "attack": wording.attack_title,
-        "size": figures.format_bytes,
+        "size": wording.format_bytes,
         "one_in": wording.one_in,
         "decibel": wording.format_decibel,
     }

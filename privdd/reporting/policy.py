@@ -3,14 +3,16 @@
 Limits are held against what a run shows with confidence: an upper bound on epsilon that was proven, and lower bounds of
 what attacks did (95 % over all tests of the run together). A limit has three outcomes: it *holds*, it is *broken*, or
 the run cannot decide it (nothing was measured that could have broken it, or the sample is too small). A limit that was
-not decided fails a build as a broken one does, unless the policy says ``not_decided: pass``.
+not decided fails a build as a broken one does, unless the policy says ``not_decided: pass``. A limit can also *not apply*: the
+check of a mechanism looks at no records.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, TextIO
 from xml.etree import ElementTree
@@ -41,7 +43,8 @@ class PolicyError(ValueError):
     """A policy that cannot be used; the message is one line."""
 
 
-Outcome = Literal["holds", "broken", "not decided"]
+Outcome = Literal["holds", "broken", "not decided", "does not apply"]
+ORDER: tuple[Outcome, ...] = ("broken", "not decided", "holds", "does not apply")
 
 
 def _check_rates(limits: dict[float, float]) -> dict[float, float]:
@@ -107,10 +110,32 @@ def load_policy(file: Path | None, limits: Mapping[str, Any] | None = None) -> P
 
 
 def policy_of_settings(settings: Mapping[str, Any]) -> Policy | None:
-    """The policy of an audit's settings ``policy`` and ``fail_on``; None where they set no limit."""
+    """The policy of the settings ``policy`` (a file) and ``fail_on`` (limits by name); None where they set no limit."""
     file, limits = settings.get("policy"), settings.get("fail_on") or {}
     is_set = file is not None or any(limit is not None for limit in limits.values())
     return load_policy(Path(file) if file else None, limits) if is_set else None
+
+
+def policy_of_arguments(given: Mapping[str, str]) -> Policy | None:
+    """The same of arguments by key: policy=FILE, fail_on.LIMIT=VALUE."""
+    items = [f"{key.removeprefix('fail_on.')}={text}" for key, text in given.items() if key.startswith("fail_on.")]
+    return policy_of_settings({"policy": given.get("policy"), "fail_on": parse_limits(items)})
+
+
+def parse_limits(items: Iterable[str]) -> dict[str, Any]:
+    """LIMIT=VALUE, or tpr_at_fpr.RATE=VALUE -> limits by name. Raises PolicyError, one line."""
+    found: dict[str, Any] = {}
+    for item in items:
+        name, is_set, value = item.partition("=")
+        head, _, rate = name.partition(".")
+        try:
+            number = yaml.safe_load(value)
+        except yaml.YAMLError:
+            is_set = ""
+        if not is_set or (rate and not isinstance(found.get(head, {}), dict)):
+            raise PolicyError(f"fail_on {item}: LIMIT=VALUE is needed, as in auc=0.6 or tpr_at_fpr.0.01=0.05")
+        found[head] = {**found.get(head, {}), rate: number} if rate else number
+    return found
 
 
 def judge_findings(policy: Policy, findings: Findings) -> list[LimitResult]:
@@ -222,14 +247,50 @@ def _failing_outcomes(policy: Policy) -> tuple[Outcome, ...]:
 
 def breaks_policy(policy: Policy, findings: Findings, out: TextIO) -> bool:
     """Print the outcome of every limit -> ``fails_build``."""
-    results = judge_findings(policy, findings)
-    print(f"\n{format_results(results)}", file=out)
+    print(file=out)
+    return report_limits(policy, judge_findings(policy, findings), out)
+
+
+def report_limits(policy: Policy, results: Sequence[LimitResult], out: TextIO) -> bool:
+    """Print whether the build passes, and the outcome of every limit -> ``fails_build``."""
+    print(f"{summarise_results(policy, results)}\n{format_results(results)}", file=out)
     return fails_build(policy, results)
+
+
+def summarise_results(policy: Policy, results: Sequence[LimitResult]) -> str:
+    """Does the build pass? In one line."""
+    counts = Counter(one.outcome for one in results)
+    found = ", ".join(f"{counts[outcome]} {outcome}" for outcome in ORDER if counts[outcome])
+    return f"policy: {'FAILS' if fails_build(policy, results) else 'passes'}: {found}"
+
+
+# What ``Verification.deciding`` names -> the limits that it enters.
+TRUSTED = {"epsilon shown": ("epsilon_shown", "verdicts"), "kappa": ("verdicts",), "pictures": ("psnr_gain",)}
+
+
+def doubt_trusted_numbers(results: Iterable[LimitResult], deciding: Iterable[str]) -> list[LimitResult]:
+    """The same, where a limit that holds is not decided if it rests on numbers that nobody can compute again.
+
+    deciding: those numbers in words, as "epsilon shown by t2_likelihood_ratio".
+    """
+    doubted = {
+        name: words
+        for words in deciding
+        for start, names in TRUSTED.items()
+        if words.startswith(start)
+        for name in names
+    }
+    return [
+        replace(one, outcome="not decided", line=f"{one.line}; {doubted[one.name]} is taken on trust")
+        if one.outcome == "holds" and one.name in doubted
+        else one
+        for one in results
+    ]
 
 
 def format_results(results: Sequence[LimitResult]) -> str:
     """One line a limit, the broken ones first."""
-    ranked = sorted(results, key=lambda one: ("broken", "not decided", "holds").index(one.outcome))
+    ranked = sorted(results, key=lambda one: ORDER.index(one.outcome))
     return "\n".join(f"policy: {one.outcome}: {one.name}: {one.line}" for one in ranked)
 
 
@@ -273,8 +334,7 @@ def draw_badge(results: Iterable[LimitResult]) -> str:
     """An SVG badge that says the gravest outcome of all limits."""
     found = {one.outcome for one in results}
     word, colour = next(
-        (outcome, colour) for outcome, colour in (("broken", "#b3261e"), ("not decided", "#8a6100"), ("holds", "#1a7f37"))
-        if outcome in found
+        (outcome, colour) for outcome, colour in zip(ORDER, ("#b3261e", "#8a6100", "#1a7f37", "#555555")) if outcome in found
     )  # fmt: skip
     rest = 8 * len(word) + 12
     return BADGE.format(width=58 + rest, rest=rest, middle=58 + rest // 2, word=word, colour=colour)

@@ -33,6 +33,7 @@ VARIABLES = {INK: "ink", MUTED: "muted", GRID: "grid", PAPER: "paper"} | {c: f"s
 _RC: dict[Any, Any] = {
     "svg.hashsalt": "privdd",
     "svg.fonttype": "none",
+    "pdf.fonttype": 42,
     "text.parse_math": False,
     "font.family": ["DejaVu Sans"],
     "font.size": 9,
@@ -100,6 +101,11 @@ def to_png(figure: Figure) -> bytes:
     return _render_figure(figure, "png", 0.1, {"Software": None})
 
 
+def to_pdf(figure: Figure) -> bytes:
+    """For LaTeX: the letters are outlines of TrueType, the same bytes for the same drawing."""
+    return _render_figure(figure, "pdf", 0.04, dict.fromkeys(("CreationDate", "Creator", "Producer")))
+
+
 def _render_figure(figure: Figure, kind: str, pad: float, metadata: dict[str, None]) -> bytes:
     buffer = io.BytesIO()
     with matplotlib.rc_context(_RC), warnings.catch_warnings():
@@ -111,12 +117,13 @@ def _render_figure(figure: Figure, kind: str, pad: float, metadata: dict[str, No
 
 
 def save_figure(figure: Figure, svg: str, folder: Path, name: str) -> None:
-    """``folder/name.svg`` and ``folder/name.png``, on white. svg: what ``to_svg`` made of the figure."""
+    """``folder/name.svg``, ``.png`` and ``.pdf``, on white. svg: what ``to_svg`` made of the figure."""
     at = svg.index(">", svg.index("<svg")) + 1
     white = f'<rect width="100%" height="100%" fill="{PAPER}"/>'
     write_bytes(folder / f"{name}.svg", (svg[:at] + white + svg[at:]).encode())
     figure.set_facecolor(PAPER)
     write_bytes(folder / f"{name}.png", to_png(figure))
+    write_bytes(folder / f"{name}.pdf", to_pdf(figure))
 
 
 def themed_svg(svg: str, prefix: str, label: str) -> str:

@@ -2,35 +2,54 @@
 
 from __future__ import annotations
 
-from typing import IO, cast
+import math
+from collections.abc import Iterable
+from pathlib import Path
+from typing import IO, TextIO, cast
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from privdd.reporting import finding_selection, summary, wording
-from privdd.reporting.schema import Findings
+from privdd.reporting.policy import EXIT_BROKEN, Policy, breaks_policy
+from privdd.reporting.schema import ClaimRow, Findings
 from privdd.reporting.wording import format_number
 
 STYLE = {"unprotected": "yellow", "untested": "yellow", "consistent": "green", "contradiction": "bold red"}
 PIPE_WIDTH = 132
+EXIT_CONTRADICTED = 2
 SPELLED = str.maketrans({"ε": "epsilon", "δ": "delta", "∞": "inf", "≥": ">=", "≤": "<=", "–": "-", "\u00a0": " "})
 
 
+def conclude_audit(
+    findings: Findings, folder: Path, policy: Policy | None, file: TextIO, notes: Iterable[str] = ()
+) -> int:
+    """Print the result of the audit in ``folder``, and the outcome of every limit of the policy -> exit status: 2 a stated epsilon
+    is contradicted, 3 a limit of the policy is broken or not decided, else 0."""
+    print_summary(findings, file)
+    for note in notes:
+        print(note, file=file)
+    print(f"\nreport: {folder / 'report.html'}\nresult: {folder / 'findings.json'}", file=file)
+    broken = policy is not None and breaks_policy(policy, findings, file)
+    return EXIT_CONTRADICTED if findings.verdict == "contradiction" else EXIT_BROKEN if broken else 0
+
+
 def print_summary(findings: Findings, file: IO[str], width: int | None = None) -> None:
-    """The verdict in words, three epsilons, and one row per surface.
+    """The answer with its epsilons, the verdict in words, and one row per surface.
 
     width: columns; unset, that of the terminal, or 132 where ``file`` is none. Off a terminal nothing
     but plain text is written.
     """
     console = console_for(file, width)
+    console.print(Text(_answer_line(findings)), soft_wrap=not file.isatty())
+    console.print(Text(_limits_line(findings)))
     said = summary.verdict_headline(findings)
     console.print(Text(f"{said.label}: {said.title}", style="yellow" if said.weak else STYLE[said.kind]))
     for sentence in said.sentences:
         console.print(Text(sentence))
     for mark in (*wording.earlier_rules_note(findings), *summary.target_marks(findings)):
         console.print(Text(mark, style="yellow"))
-    console.print(Text(_epsilon_line(findings)))
     console.print(_summary_table(findings))
 
 
@@ -67,15 +86,38 @@ def _writable_stream(file: IO[str]) -> IO[str]:
     return file
 
 
-def _epsilon_line(findings: Findings) -> str:
-    privacy = findings.privacy
+def _answer_line(findings: Findings) -> str:
+    """Is the epsilon that is stated or claimed true, and which was shown and proven?"""
+    privacy, shown = findings.privacy, finding_selection.measured_epsilon(findings.findings)
     claim = finding_selection.boldest_claim(privacy.claims)
+    word = finding_selection.limit_word(claim, findings.findings)
     return (
-        f"epsilon {finding_selection.limit_word(claim, findings.findings)} {format_number(claim.number if claim else None)}, "
-        f"proven at most {format_number(privacy.epsilon.pld)} (PLD) / {format_number(privacy.epsilon.rdp)} (RDP), "
-        f"shown at least {format_number(finding_selection.measured_epsilon(findings.findings))}; "
-        f"delta {format_number(privacy.delta)}, unit {privacy.unit}, {privacy.relation}" + _accuracy_text(findings)
+        f"{_epsilon_answer(findings, claim, word, shown)}: shown at least {format_number(shown)}; "
+        f"delta {format_number(privacy.delta)}, unit {privacy.unit}, {privacy.relation}"
     )
+
+
+def _limits_line(findings: Findings) -> str:
+    epsilon = findings.privacy.epsilon
+    proven = f"proven at most {format_number(epsilon.pld)} (PLD) / {format_number(epsilon.rdp)} (RDP)"
+    return f"epsilon {proven}{_accuracy_text(findings)}"
+
+
+def _epsilon_answer(findings: Findings, claim: ClaimRow | None, word: str, shown: float | None) -> str:
+    proven, broken = findings.privacy.epsilon.best, findings.verdict == "contradiction"
+    tested = "not contradicted" if findings.verdict == "consistent" else "not tested in every part"
+    if claim is None or claim.number is None:
+        if math.isinf(proven):
+            return "no epsilon is stated, and none is proven"
+        return f"epsilon {format_number(proven)} {'does not hold' if broken else f'is proven, and {tested}'}"
+    head = f"epsilon {format_number(claim.number)} ({word})"
+    if broken:
+        return f"{head} does not hold"
+    if finding_selection.exceeds_claim(claim, shown, findings.privacy.delta):
+        return f"{head} does not cover what this run reveals"
+    if proven > claim.number:
+        return f"{head} is not contradicted, and not proven either"
+    return f"{head} is proven, and {tested}"
 
 
 def _accuracy_text(findings: Findings) -> str:

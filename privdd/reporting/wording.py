@@ -52,6 +52,15 @@ def format_decibel(value: float) -> str:
     return "exact" if value >= MAX_PSNR else f"{value:.1f}{NBSP}dB"
 
 
+def format_bytes(value: float) -> str:
+    """A number of bytes in decimal units: 1234567 as "1.23 MB"."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if value < 999.5 or unit == "GB":
+            break
+        value /= 1000
+    return f"{value:.3g}\u00a0{unit}"
+
+
 def format_accuracy(utility: Utility) -> str:
     """A model's accuracy as percent, or that there was none in the end."""
     return (

@@ -413,8 +413,8 @@ def decide_sentences(wish: ReproduceArguments) -> int:
         for sentence in SENTENCES:
             decisions[sentence.name] = sentence.decide(evidence)
             bar.advance(sentence.name)
+    print(format_verdict_counts(decisions))
     for sentence in SENTENCES:
         print(f"{decisions[sentence.name].verdict:14} {sentence.where}: {sentence.quote}")
-    page = write_sentences(SENTENCES, decisions, wish.out / "privacy", wish.command)
-    print(f"{format_verdict_counts(decisions)}\npage: {page}", flush=True)
+    print(f"page: {write_sentences(SENTENCES, decisions, wish.out / 'privacy', wish.command)}", flush=True)
     return 0

@@ -27,10 +27,9 @@ from torch.nn import functional as F
 from privdd.core.rng import Keys
 from privdd.core.types import Records, State
 from privdd.distillation.distribution_matching import draw_in_ball, embed_images
-from privdd.reporting.figures import format_bytes
 from privdd.reporting.plots import Plot, make_slug
 from privdd.reporting.style import PERCENT, figure_canvas, series_colour, series_dash
-from privdd.reporting.wording import format_share
+from privdd.reporting.wording import format_bytes, format_share
 from privdd.reproduce.feature_tables import AnalysisOutput, ExtraTable, format_spread
 from privdd.reproduce.results import RowResult, TableColumn
 from privdd.reproduce.train import PaperCell, StoredRow, find_cell, load_stored_row

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -265,13 +265,14 @@ def write_run_page(run: Path | str) -> Path:
     return page
 
 
-def compare(runs: Sequence[Path | str], out: Path | str) -> Path:
-    """``out/comparison.html``, figures and tables of runs that agree with themselves; returns the page's path.
+def compare(runs: Sequence[Path | str], out: Path | str, say: Callable[[str], object] = lambda line: None) -> Path:
+    """``out/comparison.html``, figures and tables of runs that agree with themselves; returns the page's path. say: told the
+    verdicts and what leaks most, line by line.
 
     Raises DamagedRun or Unverified, one line that names the folder.
     """
     with torch_threads(1):
-        return write_comparison(runs, out, functools.partial(load_runs, load=load_run))
+        return write_comparison(runs, out, functools.partial(load_runs, load=load_run), say)
 
 
 def frontier(runs: Iterable[Path | str]) -> Figure:

@@ -15,6 +15,7 @@ from privdd.auditing import cost_estimate
 from privdd.cli import dry_run
 from privdd.cli.main import _run_command, config_of
 from privdd.core.validation import BadConfig
+from privdd.runtime.engine import Engine
 from tests.fake_device import fake_gpu
 
 FEW = ["algo=fedproto", "preset=smoke", "data.limit=150", "data.test_limit=40", "partition.clients=3", "model.width=4"]
@@ -28,8 +29,8 @@ def test_a_price_has_every_stage_and_keeps_nothing(
     before = OmegaConf.to_yaml(config)
     assert dry_run.print_cost(config, tmp_path) == 0
     out = capsys.readouterr().out.splitlines()
-    assert out[0].startswith("mine: ") and {"train", "worlds", "attacks", "start"} <= {line.split()[0] for line in out[1:]}
-    assert "CPU s; memory" in out[-1]
+    assert out[0].startswith("mine: about ") and {"train", "worlds", "attacks", "start"} <= {line.split()[0] for line in out[1:]}
+    assert "CPU s; memory" in out[0]
     assert list(tmp_path.iterdir()) == [] and OmegaConf.to_yaml(config) == before
 
 
@@ -57,12 +58,24 @@ def test_on_a_gpu_the_kernels_of_the_run_are_timed(tmp_path: Path, monkeypatch: 
 
 
 def test_what_has_no_price_is_refused() -> None:
-    with pytest.raises(BadConfig, match=r"^--dry-run: .*leave -m away"):
-        dry_run.price_command("audit", ["-m", "seed=0,1"], config_of("audit", *FEW))
-    with pytest.raises(BadConfig, match=r"^--dry-run: the price of one audit"):
+    with pytest.raises(BadConfig, match=r"^--dry-run: the price of audits"):
         dry_run.price_command("train", [], config_of("train", "algo=fedavg"))
     argv = ["algo=fedavg", "--dry-run"]
     assert dry_run.take_dry_run_option(argv) and argv == ["algo=fedavg"] and not dry_run.take_dry_run_option(argv)
+
+
+def test_a_sweep_is_priced_by_its_first_point(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Before it starts too; the estimate itself is looked at above."""
+    took = cost_estimate.CostEstimate({"train": cost_estimate.Stage(90.0, 90.0)}, Engine(), cost_estimate.ResourceNeeds(1, 1), "guessed")
+    monkeypatch.setattr(cost_estimate, "choose_engine", lambda *given: (None, took))
+    monkeypatch.setattr(sys, "argv", ["privdd.audit", "-m", *FEW, "seed=3,1", "algo.rounds=range(1,4)", "attack=[lira]", "--dry-run"])
+    assert _run_command("audit", lambda *at: 9) == 0
+    said = "sweep: 6 points; the first takes about 1 min 30 s, so all take about 9 min 00 s one after the other, if alike"
+    assert capsys.readouterr().out.splitlines()[0] == said
+    config = config_of("audit", *FEW, "attack=[lira]")
+    for points, start in ((6, said), (None, "sweep: the first takes about 1 min 30 s; how many points")):
+        dry_run.announce_sweep(config, points)
+        assert capsys.readouterr().err.startswith(f"privdd: {start}")
 
 
 def test_packages_to_trust_are_refused_with_a_price_too(monkeypatch: pytest.MonkeyPatch) -> None:

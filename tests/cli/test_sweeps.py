@@ -21,7 +21,7 @@ from privdd.cli import main as command
 from privdd.cli.compose import compose_config, config_dir, expand_arguments, group_choices
 from privdd.cli.main import check_command
 from privdd.cli.run import prepare_run_folder, run_audit
-from privdd.cli.sweeps import Sweep, count_points, parse_sweep, pin_sweep_folder, point_name
+from privdd.cli.sweeps import Sweep, count_points, first_point, parse_sweep, pin_sweep_folder, point_name
 from privdd.core.validation import BadConfig
 from privdd.reporting.comparison import read_training_record
 from privdd.runtime.files import read_json, write_json
@@ -150,7 +150,14 @@ def test_every_point_says_how_far_the_whole_sweep_is(
     for name, work in (("a", lambda: 0), ("b", lambda: 1 // 0), ("c", lambda: 0)):
         sweep.run_point(tmp_path / name, work)
     lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("sweep: ")]
-    assert lines[1:] == [f"sweep: {t}, 1 min 15 s so far" for t in ("1 of 3 points", "2 of 3 points, 1 failed", "3 of 3 points, 1 failed")]
+    left = {"1 of 3 points": ", about 2 min 30 s left", "2 of 3 points, 1 failed": ", about 38 s left", "3 of 3 points, 1 failed": ""}
+    assert lines[1:] == [f"sweep: {points}, 1 min 15 s so far{rest}" for points, rest in left.items()]
+
+
+def test_the_first_point_of_a_sweep_is_its_first_values() -> None:
+    argv = ["-m", "algo=fedavg", "seed=3,1", "algo.rounds=range(2,4)", "attack=[lira,rmia]", "--config-dir=x"]
+    assert first_point(argv) == ["algo=fedavg", "seed=3", "algo.rounds=2", "attack=[lira,rmia]", "--config-dir=x"]
+    assert first_point(["seed=3"]) == ["seed=3"]
 
 
 def test_trainings_end_in_a_table_over_seeds(

@@ -89,7 +89,10 @@ def measured(folder: Path) -> dict[tuple[str, str], dict[str, Any]]:
 
 def test_a_leaking_client_is_found_out_and_the_folder_agrees_with_itself(here: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     federation(here / "run", records(1))
-    assert asked(typed("target.client=5", "out=audit"), monkeypatch) == 0
+    assert asked(typed("target.client=5", "out=audit", "stated.epsilon=40", "fail_on.auc=0.6"), monkeypatch) == 3
+    first, *_, last = capsys.readouterr().out.splitlines()
+    assert first.startswith("epsilon 40 (stated) is not contradicted, and not proven either: shown at least ")
+    assert last.startswith("policy: broken: auc: AUC of membership: between 0.")
     found = measured(here / "audit")
     assert set(found) == {("update", a) for a in ("loss_threshold", "tracing", "quantile_regression")} | {
         ("global_model", a) for a in ("loss_threshold", "quantile_regression")

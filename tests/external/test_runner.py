@@ -18,6 +18,7 @@ from privdd.external.arguments import TARGET, parse_target_arguments
 from privdd.external.predictor import load_target_model, load_weights, read_weights
 from privdd.external.runner import run_target_audit
 from privdd.reporting.findings_file import load_findings
+from privdd.reporting.policy import PolicyError
 from privdd.runtime.files import read_json
 from privdd.verification.run_folder import verify_run
 from tests.external.memory import records
@@ -83,8 +84,14 @@ def test_a_contradicted_statement_is_status_2(here: Path, monkeypatch: pytest.Mo
     (here / "net2.py").write_text(NET + "from tests.external.memory import remembering\nimport numpy as np\n"
                                   "held = np.load('train.npz')\npredict = remembering(held['x'], held['y'], 0)\n")  # fmt: skip
     typed = ["target.model=net2.py:predict", *SETS, "target.training=net2.py:train", "target.shadows=4", "out=run"]
-    assert run_target_audit([*typed, "stated.epsilon=0.2"]) == 2
+    assert run_target_audit([*typed, "stated.epsilon=0.2", "fail_on.epsilon_shown=0.1"]) == 2
     assert load_findings(here / "run").verdict == "contradiction"
+
+
+@pytest.mark.parametrize(("more", "said"), [("fail_on.auk=1", "policy: auk: "), ("policy=none.yaml", "policy=none.yaml: ")])
+def test_a_wrong_policy_is_refused_before_anything_is_read(here: Path, more: str, said: str) -> None:
+    with pytest.raises(PolicyError, match=said):
+        run_target_audit(["target.model=nowhere:Net", *SETS, more])
 
 
 @pytest.mark.parametrize(

@@ -237,8 +237,8 @@ def _numbers(said: Said) -> Iterator[str]:
         if row and cells and not row["Verdict"].lower().startswith(cells[-2]):
             yield f"{title}: {row['Verdict']} on the page, {cells[-2]} in the terminal"
     tiles = {next(d.find("dt")).text: next(d.find("dd")).text for t in said.page.find("dl", "class", "trio") for d in t.find("div")}
-    claimed = re.search(r"epsilon (\w+) ([^,]+),", said.terminal)
-    if claimed and tiles and tiles.get(claimed.group(1).capitalize()) != claimed.group(2):
+    claimed = re.search(r"epsilon (\S+) \((\w+)\) ", said.terminal)
+    if claimed and tiles and tiles.get(claimed.group(2).capitalize()) != claimed.group(1):
         yield f"{claimed.group(0)} in the terminal, {tiles} on the page"
     shown = re.search(r"shown at least ([^;]+);", said.terminal)
     if shown and tiles.get("Shown at least") != shown.group(1):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import math
+from typing import Any
 
 import pytest
 
@@ -22,8 +24,24 @@ def printed(findings: Findings, encoding: str = "utf-8") -> list[str]:
 
 def test_an_epsilon_stands_with_its_accountant_delta_unit_and_relation() -> None:
     found = record(0, 2.0, 3.0, (0.7,), (rates(0.1, 0.2),), unit="client", relation="zero_out").findings
-    said = "epsilon claimed 0.7, proven at most 2 (PLD) / 3 (RDP), shown at least 0.25; delta 1e-5, unit client, zero_out"
-    assert any(line.startswith(said) for line in printed(found))
+    first, second, *_ = printed(found)
+    assert first == "epsilon 0.7 (claimed) is not contradicted, and not proven either: shown at least 0.25; delta 1e-5, unit client, zero_out"
+    assert second == "epsilon proven at most 2 (PLD) / 3 (RDP); accuracy 50 % (global)"
+
+
+@pytest.mark.parametrize(
+    ("proven", "claims", "verdict", "answer"),
+    [(2.0, (8.0,), "consistent", "epsilon 8 (claimed) is proven, and not contradicted"),
+     (2.0, (0.2,), "consistent", "epsilon 0.2 (claimed) does not cover what this run reveals"),
+     (2.0, (8.0,), "contradiction", "epsilon 8 (claimed) does not hold"),
+     (math.inf, (8.0,), "unprotected", "epsilon 8 (claimed) is not contradicted, and not proven either"),
+     (2.0, (), "untested", "epsilon 2 is proven, and not tested in every part"),
+     (2.0, (), "contradiction", "epsilon 2 does not hold"),
+     (math.inf, (), "unprotected", "no epsilon is stated, and none is proven")],
+)  # fmt: skip
+def test_the_first_line_answers_whether_the_epsilon_is_true(proven: float, claims: tuple[float, ...], verdict: Any, answer: str) -> None:
+    found = record(0, proven, proven, claims, (rates(0.1, 0.2),)).findings.model_copy(update={"verdict": verdict})
+    assert printed(found)[0].startswith(f"{answer}: shown at least 0.25; delta ")
 
 
 def test_a_surface_has_its_epsilons_in_the_order_of_the_heads() -> None:

@@ -258,7 +258,7 @@ def test_a_single_edit_is_found(name: str, run: Path, capsys: pytest.CaptureFixt
     edit(run)
     assert verify.main([str(run)]) == 2
     printed = capsys.readouterr().out
-    assert any(said in line for line in printed.splitlines()[:-1]) and "DOES NOT AGREE" in printed
+    assert any(said in line for line in printed.splitlines()[1:]) and "DOES NOT AGREE" in printed.splitlines()[0]
     assert all(": stored " in line for line in printed.splitlines() if not line.startswith(("not ", str(run))))
     seal_folder(run)
     left = lines(run)
@@ -298,7 +298,7 @@ def test_files_beside_the_run_are_said_and_forgiven(run: Path, capsys: pytest.Ca
     (run / "notes.txt").write_text("mine")
     (run / "point.json").write_text("{}")
     assert verify.main([str(run)]) == 0
-    assert "'notes.txt'" in capsys.readouterr().out and read_json(run / M)["files"]
+    assert "'notes.txt'" in capsys.readouterr().err and read_json(run / M)["files"]
 
 
 def test_nothing_in_a_folder_reaches_the_terminal_raw(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -317,16 +317,30 @@ def test_nothing_in_a_folder_reaches_the_terminal_raw(run: Path, capsys: pytest.
     assert all(c.isprintable() for c in (said.out + said.err).replace("\n", "")) and "\nRED" not in said.out
 
 
-def test_the_last_line_counts_what_is_taken_on_trust_and_strict_ends_with_3(run: Path, audited: Audited, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_one_line_counts_what_is_taken_on_trust_and_strict_ends_with_3(run: Path, audited: Audited, capsys: pytest.CaptureFixture[str]) -> None:
     assert verify.main([str(run)]) == 0
-    last = capsys.readouterr().out.splitlines()[-1]
-    found = re.search(r": agrees: (\d+) numbers computed again, (\d+) taken on trust \(among them (epsilon shown by|kappa of|pictures of) \w+", last)
+    (line,) = capsys.readouterr().out.splitlines()
+    found = re.search(r": agrees: (\d+) numbers computed again, (\d+) taken on trust, among them (epsilon shown by|kappa of|pictures of) \w+", line)
     assert found and int(found[1]) > 30 and int(found[2]) > 3
     assert verify.main([str(run), "--strict"]) == 3
     capsys.readouterr()
     rows = read_json(audited("fedavg").path / F)["findings"]
     assert any("psnr" in row for row in rows)  # its pictures need the records
     assert verify.main([str(audited("fedavg").path), "--strict"]) == 3 and "pictures of gradient_inversion" in capsys.readouterr().out
+
+
+def test_limits_hold_for_a_folder_that_agrees_and_strictly_only_for_what_was_computed_again(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    limits = ["--fail-on", "epsilon_shown=100", "auc=1"]
+    assert verify.main([str(run), *limits]) == 0
+    agrees, passes, *_ = capsys.readouterr().out.splitlines()
+    assert ": agrees: " in agrees and passes == "policy: passes: 2 holds"
+    assert verify.main([str(run), *limits, "--strict", "--junit", str(tmp_path / "j.xml"), "--markdown", str(tmp_path / "s.md")]) == 3
+    assert re.search(r"policy: not decided: epsilon_shown: .*; epsilon shown by \w+ is taken on trust", capsys.readouterr().out)
+    assert 'failures="1"' in (tmp_path / "j.xml").read_text() and "taken on trust" in (tmp_path / "s.md").read_text()
+    assert verify.main([str(run), "--strict", "--fail-on", "auc=1"]) == 0  # which rests on scores that are in the folder
+    assert verify.main([str(run), "--fail-on", "auc=0.01"]) == 3
 
 
 def test_brought_scores_leave_nothing_on_trust(tmp_path: Path) -> None:

@@ -1,0 +1,161 @@
+"""A run's decisions in the forms that others take: a model card of the Hugging Face Hub, an entry of the registry of DP deployments.
+
+The card's head follows the Hub's documentation of model cards, its sections the template of its library; the entry follows the schema
+of the registry that OpenDP keeps (opendp/deployments-registry-data, ``schemas/deployments-schema.yaml``, July 2026). What a run
+cannot know is marked ``FILL_IN``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from privdd.reporting import wording
+from privdd.reporting.assessment import (
+    attacking_parties,
+    decision_card,
+    guarantee_facts,
+    manifest_text,
+    security_controls,
+)
+from privdd.reporting.findings_file import FindingsError
+from privdd.reporting.run_record import RunRecord, reproduction_recipe
+from privdd.reporting.wording import format_number
+from privdd.runtime.files import write_bytes
+
+FILL_IN = "TO FILL IN"
+IMAGES, SYNTHETIC = "image-classification", {"synthetic_images", "prototypes", "shared_features"}
+
+
+def model_card(record: RunRecord) -> str:
+    """Markdown with a head of YAML, as a repository of the Hub has it in README.md."""
+    head = yaml.safe_dump(_card_head(record), sort_keys=False, allow_unicode=True)
+    return f"---\n{head}---\n\n" + "\n".join(_card_lines(record)) + "\n"
+
+
+def _card_head(record: RunRecord) -> dict[str, Any]:
+    run, utility = record.findings.run, record.findings.utility
+    head: dict[str, Any] = {"tags": ["federated-learning", "differential-privacy", "privacy-audit"]}
+    if utility is not None and utility.diverged is None:
+        metric = {"type": "accuracy", "value": utility.accuracy, "name": f"accuracy ({utility.accuracy_kind})"}
+        data = {"type": run.data, "name": run.data}
+        result = {"task": {"type": IMAGES}, "dataset": data, "metrics": [metric]}
+        head |= {"metrics": ["accuracy"], "model-index": [{"name": run.algo, "results": [result]}]}
+    return head
+
+
+def _card_lines(record: RunRecord) -> Iterator[str]:
+    card, findings = decision_card(record), record.findings
+    yield from (f"# Model Card for {_plain(findings.run.algo)}", "", _plain(card["headline"]), "")
+    yield from ("## Model Details", "", *(f"- **{name}:** {_plain(value)}" for name, value in card["run"].items()), "")
+    yield from ("## Uses", "", FILL_IN, "", "### Out-of-Scope Use", "")
+    yield from (
+        f"- {artifact['surface']}: {_plain(line)}"
+        for artifact in card["artifacts"]
+        for line in _limits_of_use(artifact)
+    )
+    yield from ("", "## Bias, Risks, and Limitations", "", "What attackers could do in this audit:", "")
+    can = [
+        f"- {artifact['surface']}: {_plain(said)}"
+        for artifact in card["artifacts"]
+        for said in artifact["attackers_can"]
+    ]
+    yield from (*(can or ["- nothing that beat guessing, which is no evidence that nothing leaks"]), "")
+    yield from (_plain(card["why_too_small"]), "") if card["why_too_small"] else ()
+    yield from ("## Privacy", "", "| | |", "|---|---|")
+    yield from (f"| {name} | {_plain(value)} |" for name, value in guarantee_facts(findings, record.ledger))
+    shown = format_number(card["epsilon"]["shown_at_least"])
+    yield from (f"| shown at least, by attacks and tests | ε = {shown} |", f"| verdict | {findings.verdict} |", "")
+    yield from ("### Controls of OWASP AISVS 1.0", "", "| control | this run |", "|---|---|")
+    yield from (f"| {control} | {_plain(found)} |" for control, found in security_controls(findings))
+    yield from (
+        "",
+        "## Evaluation",
+        "",
+        f"Audited with privdd {findings.run.version} against {attacking_parties(record)}:",
+        "",
+    )
+    yield f"    {' '.join(reproduction_recipe(record).command.split())}"
+
+
+def _limits_of_use(artifact: Mapping[str, Any]) -> list[str]:
+    conditions = [f"on condition that {condition}" for condition in artifact["conditions"]]
+    return [f"{artifact['title']} ({artifact['why']})", *conditions]
+
+
+def _plain(value: object) -> str:
+    """Text that Markdown and HTML show as it is."""
+    text = " ".join(str(value).split())
+    return text.replace("|", "\\|").replace("<", "&lt;").replace("[", "\\[")
+
+
+def registry_entry(record: RunRecord) -> str:
+    """YAML of tier 3. Raises FindingsError for a run without a proven epsilon, which has nothing to register."""
+    findings = record.findings
+    privacy, facts = findings.privacy, dict(guarantee_facts(findings, record.ledger))
+    if math.isinf(privacy.epsilon.best):
+        raise FindingsError(
+            f"{record.path}: no epsilon is proven for what was sent, so there is no deployment to register"
+        )
+    sent = [
+        f"{wording.surface_title(row).lower()} ({wording.mechanism_title(row.mechanism)})" for row in findings.surfaces
+    ]
+    synthetic = bool(SYNTHETIC & {str(row.surface) for row in findings.surfaces})
+    shown = format_number(decision_card(record)["epsilon"]["shown_at_least"])
+    audited = f"Audited by `{reproduction_recipe(record).command}`."
+    simulated = (
+        "A simulation, not for release: its noise can be drawn again. " if wording.is_simulation_noise(privacy) else ""
+    )
+    deployment = {
+        "basic": {
+            "name": findings.run.algo, "data_curators": [FILL_IN], "intended_use": FILL_IN,
+            "data_product_type": "Synthetic data" if synthetic else "Machine learning model", "data_product_region": FILL_IN,
+            "description": f"{findings.run.algo}, trained by {findings.run.clients} clients on {findings.run.data} in "
+            f"{findings.run.rounds} rounds. Sent: {'; '.join(sent)}.",
+            "publication_date": manifest_text(record, "date")[:10],
+        },
+        "dp_variant": {
+            "variant_name": "Approximate DP" if privacy.delta else "Pure DP", "data_domain": f"{findings.run.data}: {FILL_IN}",
+            "unprotected_quantities": facts["what the limit does not cover"],
+        },
+        "privacy_loss": {
+            "privacy_unit": f"one {privacy.unit}", "privacy_unit_details": wording.relation_text(privacy),
+            "privacy_parameters": {"epsilon": privacy.epsilon.best, "delta": privacy.delta},
+            "privacy_parameters_details": f"Epsilon is an upper bound by accounting; attacks and tests showed at least {shown}.",
+        },
+        "deployment_model": {
+            "model_name": "Federated", "model_name_details": f"Who sees what is sent: {facts['who sees what is sent (the trust model)']}.",
+            "actors": f"Audited against {attacking_parties(record)}.", "release_type": "One release", "data_source_type": "Static",
+            "access_type": "Non-interactive",
+        },
+        "accounting": {
+            "post_processing": "What is computed from noised values alone is not charged again.",
+            "composition": "All releases of all rounds are composed by privacy loss distributions (dp-accounting).",
+        },
+        "implementation": {
+            "preprocessing_and_hyperparameter_tuning": "How settings were chosen is not accounted for.",
+            "mechanisms": f"{'; '.join(sent)}. Noise: {facts['where the noise comes from']}. privdd {findings.run.version}.",
+            "justification": f"Whether the code does what the proof says: {facts['whether the code does what the proof says']}; "
+            f"verdict: {wording.VERDICT[findings.verdict].lower()}.",
+        },
+        "administrative": {"notes": f"{simulated}{audited}", "registry_authors": [FILL_IN]},
+    }  # fmt: skip
+    entry = {"url_slug": f"privdd_{findings.run.algo}", "status": "Draft", "tier": 3, "deployment": deployment}
+    return yaml.safe_dump(entry, sort_keys=False, allow_unicode=True, width=100)
+
+
+FORMS: Mapping[str, tuple[str, Callable[[RunRecord], str]]] = {  # name -> file, what writes it
+    "huggingface": ("model_card.md", model_card),
+    "registry": ("registry_entry.yaml", registry_entry),
+}
+
+
+def write_form(record: RunRecord, name: str, folder: Path) -> Path:
+    """One of ``FORMS`` in ``folder``; returns the file's path. Raises FindingsError for a run that has no such form."""
+    file, write = FORMS[name]
+    write_bytes(folder / file, write(record).encode())
+    return folder / file
