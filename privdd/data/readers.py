@@ -125,8 +125,8 @@ def _socket_timeout(seconds: float) -> Iterator[None]:
 SYSTEM_FOLDER = Path("/usr/share/datasets")
 IDX_FOLDERS = {"mnist": ("MNIST", "mnist"), "fashion_mnist": ("FashionMNIST", "fashion-mnist")}
 IDX_NOTES = {
-    "mnist": "MNIST: 60000 training and 10000 test images of handwritten digits, 28x28 grey",
-    "fashion_mnist": "Fashion-MNIST: 60000 training and 10000 test images of clothing, 28x28 grey",
+    "mnist": "MNIST: {} training and {} test images of handwritten digits, 28x28 grey",
+    "fashion_mnist": "Fashion-MNIST: {} training and {} test images of clothing, 28x28 grey",
 }
 IDX_SPLITS = ("train", "t10k")
 
@@ -167,7 +167,7 @@ def _has_idx_files(folder: Path) -> bool:
 
 def _read_idx_folder(name: str, folder: Path) -> Dataset:
     train, test = (_read_idx_split(folder, split) for split in IDX_SPLITS)
-    return dataset_from_pairs(name, IDX_NOTES[name], 10, train, test)
+    return dataset_from_pairs(name, IDX_NOTES[name].format(len(train[1]), len(test[1])), 10, train, test)
 
 
 def _read_idx_split(folder: Path, split: str) -> tuple[Tensor, Tensor]:
@@ -211,18 +211,18 @@ def read_idx(path: Path) -> NDArray[np.uint8]:
     return np.frombuffer(data, dtype=np.uint8, offset=start).reshape(shape)
 
 
-# name: class in torchvision.datasets, arguments of train and test, classes, note
+# name: class in torchvision.datasets, arguments of train and test, classes, note with places for the two counts
 TORCHVISION_DATASETS: dict[str, tuple[str, dict[str, Any], dict[str, Any], int, str]] = {
-    "cifar10": ("CIFAR10", {"train": True}, {"train": False}, 10, "CIFAR-10: 50000 + 10000 photos, 32x32 colour"),
-    "cifar100": ("CIFAR100", {"train": True}, {"train": False}, 100, "CIFAR-100: 50000 + 10000 photos, 32x32 colour"),
-    "svhn": ("SVHN", {"split": "train"}, {"split": "test"}, 10, "SVHN: 73257 + 26032 house numbers, 32x32 colour"),
-    "usps": ("USPS", {"train": True}, {"train": False}, 10, "USPS: 7291 + 2007 handwritten digits, 16x16 grey"),
+    "cifar10": ("CIFAR10", {"train": True}, {"train": False}, 10, "CIFAR-10: {} + {} photos, 32x32 colour"),
+    "cifar100": ("CIFAR100", {"train": True}, {"train": False}, 100, "CIFAR-100: {} + {} photos, 32x32 colour"),
+    "svhn": ("SVHN", {"split": "train"}, {"split": "test"}, 10, "SVHN: {} + {} house numbers, 32x32 colour"),
+    "usps": ("USPS", {"train": True}, {"train": False}, 10, "USPS: {} + {} handwritten digits, 16x16 grey"),
     "emnist": (
         "EMNIST",
         {"split": "balanced", "train": True},
         {"split": "balanced", "train": False},
         47,
-        "EMNIST balanced: 112800 + 18800 letters and digits, 28x28 grey",
+        "EMNIST balanced: {} + {} letters and digits, 28x28 grey",
     ),
 }
 
@@ -241,7 +241,8 @@ def load_torchvision_dataset(name: str, root: Path | None, keys: Keys, download:
             f"data.name={name!r}: not in {folder}, and torchvision's download failed ({reason}). "
             f"Set data.root to the folder that holds torchvision's files"
         ) from error
-    return dataset_from_pairs(name, note, classes, parts[0], parts[1])
+    counted = note.format(*(len(y) for _, y in parts))  # as many as the files hold
+    return dataset_from_pairs(name, counted, classes, parts[0], parts[1])
 
 
 def _to_tensors(name: str, source: Any) -> tuple[Tensor, Tensor]:

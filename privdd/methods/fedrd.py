@@ -48,6 +48,7 @@ from privdd.privacy.claims import (
     matching_claims,
 )
 from privdd.privacy.mechanism import Mechanism
+from privdd.training.dp_sgd import QUERY, count_private_steps, dp_local_sgd
 from privdd.training.server import ServerTraining, pool_uploads, train_on_records
 from privdd.training.sgd import local_adam, predict_logits, split_state
 
@@ -66,8 +67,10 @@ class FedRD(Method, AuditHooks):
     projection_batch: Adam on the projection; server: the server's training.
 
     frozen_projection: a public projection that the server sends makes the representations, and the
-    client's own serves its predictions alone. A guarantee needs this: whoever trains a projection on
-    the records lets one record move all representations. reads: noised reads a round. printed: equation 7 and table II
+    client's own serves its predictions alone. A guarantee needs this or a personal projection that is itself trained by DP-SGD,
+    through a mechanism for "dpsgd" beside that for the representations (private_lr, and steps as ``projection_epochs`` says):
+    whoever trains a projection on the records otherwise lets one record move all representations. The ledger composes both.
+    reads: noised reads a round. printed: equation 7 and table II
     as printed, with the personal projection, batch norm and augmentation, under a mechanism that clips the batch's
     mean: no guarantee comes of it.
 
@@ -84,6 +87,7 @@ class FedRD(Method, AuditHooks):
     projection_lr: float = 0.01
     projection_epochs: float = 10
     projection_batch: int = 256
+    private_lr: float = 1.0
     frozen_projection: bool = False
     reads: int = 4
     printed: bool = False
@@ -96,6 +100,7 @@ class FedRD(Method, AuditHooks):
         "embedding": Surface.PROTOTYPES,
         "synthetic_gradient": Surface.GRADIENT,
         "class_counts": Surface.COUNTS,
+        QUERY: Surface.GRADIENT,
     }
     on_gpu = "training of the projection, matching"
     broadcasts: ClassVar[Mapping[str, Surface]] = {
@@ -107,7 +112,7 @@ class FedRD(Method, AuditHooks):
 
     def __post_init__(self) -> None:
         check_counts(self, "rounds", "dpc", "projection_batch", "reads")
-        check_positive(self, "projection_lr", "projection_epochs")
+        check_positive(self, "projection_lr", "projection_epochs", "private_lr")
         check_init(self.start)
         if self.printed and (self.frozen_projection or self.start != "noise"):
             raise ValueError("printed=True: table II has a personal projection and starts from noise")
@@ -166,7 +171,10 @@ class FedRD(Method, AuditHooks):
 
     def spends(self, round: int, mechanisms: Mapping[str, Mechanism]) -> dict[str, int]:
         """How often one client applies each mechanism to one class in one round."""
-        return count_queries(mechanisms, self.reads, self.matching.iterations)
+        counts = count_queries(mechanisms, self.reads, self.matching.iterations)
+        if QUERY in mechanisms:
+            counts[QUERY] = count_private_steps(mechanisms[QUERY], self.projection_epochs)
+        return counts
 
     def classifier(self, problem: Problem) -> nn.Module:
         """The task model, on projected images."""
@@ -234,15 +242,24 @@ class FedRD(Method, AuditHooks):
         return lambda x: functional_call(model, fixed, (x,))
 
     def _train_projection(self, broadcast: Values, memory: State, shard: Shard, ctx: ClientContext) -> State:
-        """Equation 2: cross-entropy through the frozen task model, from where the client left off."""
+        """Equation 2: cross-entropy through the frozen task model, from where the client left off; by DP-SGD where it is protected."""
         state: Tensors = unpack("projection", memory) or dict(broadcast.get("projection", {}))
         state = to_device(state or self._new_projection(shard.shape, shard.classes, ctx.keys), shard.train.x.device)
-        if not len(shard.train):
-            return dict(state)
         task = self.classifier(ctx.problem).eval().requires_grad_(False)
         frozen = {**broadcast["model"], **broadcast.get("buffers", {})}
+        net = build_skeleton(self.projection, shard.shape, shard.classes)
+        if ctx.protected(QUERY):
+
+            def record_loss(params: Tensors, x: Tensor, y: Tensor) -> Tensor:
+                return F.cross_entropy(functional_call(task, frozen, (functional_call(net, dict(params), (x,)),)), y)
+
+            steps = count_private_steps(ctx.mechanisms[QUERY], self.projection_epochs)
+            speed = {"lr": self.private_lr, "momentum": 0.0, "weight_decay": 0.0}
+            return dp_local_sgd(net, state, shard.train, steps=steps, ctx=ctx, loss=record_loss, **speed)
+        if not len(shard.train):
+            return dict(state)
         return local_adam(
-            build_skeleton(self.projection, shard.shape, shard.classes),
+            net,
             state,
             shard.train,
             lr=self.projection_lr,
@@ -273,13 +290,19 @@ class FedRD(Method, AuditHooks):
         return protected_representations(project, networks, shard, settings, ctx, reads=self.reads, **sizes)
 
     def check_mechanisms(self, mechanisms: Mapping[str, Mechanism]) -> None:
+        if QUERY in mechanisms and (self.frozen_projection or self.printed or not is_protected(mechanisms)):
+            raise ValueError(
+                f"privacy sets a mechanism for {QUERY!r}: it protects a personal projection (algo.frozen_projection=false, "
+                "algo.printed=false), beside a mechanism for what that makes of the records, as in privacy=private_projection"
+            )
         if self.printed or not is_protected(mechanisms):
             return
         check_no_batch_norm(self.model.norm, "model")
-        if not self.frozen_projection:
+        if not self.frozen_projection and QUERY not in mechanisms:
             raise ValueError(
                 "frozen_projection=False: a projection trained on the records lets one record move every "
-                "representation; set algo.frozen_projection=true (algo=fedrd_printed runs it as printed, without a guarantee)"
+                "representation; set algo.frozen_projection=true, or train it by DP-SGD (algo=fedrd_personal_dp); "
+                "algo=fedrd_printed runs it as printed, without a guarantee"
             )
         if self.start != "noise":
             raise ValueError(

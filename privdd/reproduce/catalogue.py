@@ -35,7 +35,8 @@ class PaperEntry:
     experiment: the file in configs/experiment whose rows it shows, "" where none are trained for it; kind: one of
     ``RUNS_HERE``, ``SHOWN_ELSEWHERE``, ``NOTHING_TO_RUN``, ``OUT_OF_REACH``; why: of the last three; needs: data sets of the paper that do not come
     with privdd; small, medium: the columns that this scale trains (empty: all);
-    features: measure x, x_s and x_r as well (``feature_kinds``); also: further tables and figures (``analyses``).
+    features: measure x, x_s and x_r as well (``feature_kinds``); also: further tables and figures (``analyses``); seeds: how
+    many it has where none are asked for.
     """
 
     name: str
@@ -47,6 +48,7 @@ class PaperEntry:
     small: tuple[str, ...] = ()
     medium: tuple[str, ...] = ()
     features: bool = False
+    seeds: int = 3
     also: tuple[str, ...] = ()
     ahead: tuple[StatedOrder, ...] = ()
     overrides: Mapping[str, tuple[str, ...]] = field(default_factory=dict)

@@ -1,14 +1,15 @@
 """Train an entry and write its page: results.json, HTML and figures; one page about all entries; the catalogue as a table.
 
 The page about all entries is made from the ``results.json`` of those that are finished in a folder, so that it can be asked
-for at any time. A result of other settings than today's is named, and not shown.
+for at any time. Each verdict names the commit of its trainings, the steps of distillation and the scale; one of other settings
+than today's is marked as stale.
 """
 
 from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
@@ -26,6 +27,7 @@ from privdd.reproduce.catalogue import PaperEntry, find_entry, load_catalogue
 from privdd.reproduce.feature_tables import feature_tables
 from privdd.reproduce.figures import plot_curves, row_label, run_analyses
 from privdd.reproduce.results import (
+    CANNOT_TELL,
     HOLDS,
     HOLDS_IN_MEAN,
     REVERSED,
@@ -35,29 +37,29 @@ from privdd.reproduce.results import (
     collect_results,
     compare_entry,
 )
+from privdd.reproduce.scale_limits import limit_rows
 from privdd.reproduce.train import PaperCell, device_overrides, paper_cells, settings_digest, train_cells
 from privdd.runtime.files import read_json, write_bytes, write_json
 from privdd.runtime.progress import show_progress
 
 HOLDS_HERE, FAILS_HERE, NOT_DECIDED = "holds", "does not hold", "not decided"
-NOTHING_TO_COMPARE, NOT_RUN_YET, NOT_RUN, OLD_SETTINGS = (
-    "nothing to compare",
-    "not run yet",
-    "not run",
-    "of earlier settings",
-)
-OLD_SETTINGS_NOTE = "settings changed since this result, or were not recorded: run it again"
+NOTHING_TO_COMPARE, NOT_RUN_YET, NOT_RUN = "nothing to compare", "not run yet", "not run"
+VERDICTS = (HOLDS_HERE, FAILS_HERE, NOT_DECIDED, CANNOT_TELL, NOTHING_TO_COMPARE, NOT_RUN_YET, NOT_RUN)
+STALE = "settings changed since, or were not recorded: run it again"
 OVERVIEW_PAGE, SUMMARY_TABLE = "index.html", "summary.md"
 OVERVIEW_NOTE = (
     "A statement holds, or does not, where the differences over the seeds decide it (one-sided paired t-test, 5 %, the "
-    "largest p of all pairs); else it is not decided. At a scale below the paper's it is the order that is compared. Where the "
+    "largest p of all pairs); else it is not decided. It cannot be told at a scale where images cannot leave their start, where a "
+    "row is at chance, or where two rows hold the same images. Neither is a failure of the paper. At a scale below the paper's it "
+    "is the order that is compared. Where the "
     "paper's data are not at hand, the column names the paper's and others stand in, which the entry's page names."
 )
 
 
 @dataclass(frozen=True)
 class OverviewLine:
-    """One column of an entry, or an entry that has no result. page: relative to the folder, "" where there is none."""
+    """One column of an entry, or an entry that has no result. page: relative to the folder, "" where there is none;
+    made: steps, scale and commit of its trainings; settings: their digest; stale: why it says nothing of today's, or ""."""
 
     entry: str
     shows: str
@@ -67,6 +69,16 @@ class OverviewLine:
     detail: str
     command: str
     page: str
+    made: str = ""
+    settings: str = ""
+    stale: str = ""
+
+
+def count_verdicts(found: Sequence[OverviewLine]) -> str:
+    """ "16 holds, 9 does not hold, ...; 3 of them stale"."""
+    counts, old = Counter(line.verdict for line in found), sum(bool(line.stale) for line in found)
+    counted = ", ".join(f"{counts[kind]} {kind}" for kind in VERDICTS if counts[kind])
+    return f"{counted}; {old} of them of other settings than today's" if old else counted
 
 
 def collect_lines(folder: Path) -> list[OverviewLine]:
@@ -85,14 +97,14 @@ def collect_lines(folder: Path) -> list[OverviewLine]:
 def write_overview(folder: Path) -> Path:
     """``index.html`` and ``summary.md`` -> the page."""
     found = collect_lines(folder)
-    counts = Counter(line.verdict for line in found)
-    counted = ", ".join(
-        f"{counts[kind]} {kind}"
-        for kind in (HOLDS_HERE, FAILS_HERE, NOT_DECIDED, NOTHING_TO_COMPARE, OLD_SETTINGS, NOT_RUN_YET, NOT_RUN)
-        if counts[kind]
-    )
     tones = {HOLDS_HERE: "consistent", FAILS_HERE: "contradiction", NOT_DECIDED: "unprotected"}
-    shown = {"lines": found, "counted": counted, "meant": OVERVIEW_NOTE, "tones": tones, "scale": folder.name}
+    shown = {
+        "lines": found,
+        "counted": count_verdicts(found),
+        "meant": OVERVIEW_NOTE,
+        "tones": tones,
+        "scale": folder.name,
+    }
     text = template_environment().get_template("reproductions.html.jinja").render(**shown)
     write_bytes(folder / OVERVIEW_PAGE, text.encode(errors="replace"))
     write_bytes(folder / SUMMARY_TABLE, format_markdown(found).encode())
@@ -102,11 +114,12 @@ def write_overview(folder: Path) -> Path:
 def format_markdown(found: list[OverviewLine]) -> str:
     """The lines as a Markdown table, without entries that were not run."""
     rows = [
-        f"| {one.entry} | {one.column} | {one.statement} | {one.verdict} | {one.detail} | `{one.command}` |"
+        f"| {one.entry} | {one.column} | {one.statement} | {one.verdict} | {one.detail} | {one.made} | {one.stale} | {one.settings} | `{one.command}` |"
         for one in found
         if one.page
     ]
-    return "\n".join(["| entry | column | statement | here | how far | command |", "|---" * 6 + "|", *rows]) + "\n"
+    names = "entry | column | statement | here | how far | made with | stale | settings | command"
+    return "\n".join([f"| {names} |", "|---" * 9 + "|", *rows]) + "\n"
 
 
 def _lines_of_entry(entry: PaperEntry, folder: Path) -> Iterator[OverviewLine]:
@@ -116,23 +129,42 @@ def _lines_of_entry(entry: PaperEntry, folder: Path) -> Iterator[OverviewLine]:
     elif not file.is_file():
         command = f"python -m privdd.reproduce {entry.name} scale={folder.name}"
         yield OverviewLine(entry.name, entry.shows, "", "", NOT_RUN_YET, "", command, "")
-    elif not _is_current(result := read_json(file), entry, folder.name):
-        yield OverviewLine(entry.name, entry.shows, "", "", OLD_SETTINGS, OLD_SETTINGS_NOTE, result["command"], "")
     else:
+        result = read_json(file)
+        today = current_digests(entry, folder.name, str(result.get("device")))
         for column in result["columns"]:
-            statement, verdict, detail = _judge_column(column)
-            page = f"{entry.name}/reproduction.html"
-            detail = "; ".join(filter(None, [detail, _format_failures(column)]))
-            other = any(one["key"] in ("data.name", "data.source") for one in result["fidelity"])
-            other = other or bool(paper_block(entry.experiment)["stand_in"])
-            where = f"{column['column']}{' (on a stand-in)' if other else ''}"
-            yield OverviewLine(entry.name, entry.shows, where, statement, verdict, detail, result["command"], page)
+            yield _column_line(entry, folder.name, result, column, today)
 
 
-def _is_current(result: Mapping[str, Any], entry: PaperEntry, scale: str) -> bool:
-    """Whether its rows were trained under the settings that they would be trained under now."""
-    made = result.get("settings")
-    return made is not None and made == settings_digest(entry.name, scale, str(result.get("device")))
+def current_digests(entry: PaperEntry, scale: str, device: str) -> dict[str, str]:
+    """Column -> the digest that its results would have today."""
+    cells = paper_cells(entry, scale, device_overrides(device))
+    names = dict.fromkeys(cell.column for cell in cells)
+    return {name: settings_digest([cell for cell in cells if cell.column == name]) for name in names}
+
+
+def _column_line(
+    entry: PaperEntry, scale: str, result: Mapping[str, Any], column: Mapping[str, Any], today: Mapping[str, str]
+) -> OverviewLine:
+    statement, verdict, detail = _judge_column(column)
+    detail = "; ".join(filter(None, [detail, _format_failures(column)]))
+    other = any(one["key"] in ("data.name", "data.source") for one in result["fidelity"])
+    other = other or bool(paper_block(entry.experiment)["stand_in"])
+    commits = ", ".join(commit[:7] or "unknown" for commit in column.get("commits", [])) or "unknown"
+    made, settings = [column.get("steps", ""), f"scale={scale}", f"commit {commits}"], column.get("settings", "")
+    return OverviewLine(
+        entry.name,
+        entry.shows,
+        f"{column['column']}{' (on a stand-in)' if other else ''}",
+        statement,
+        verdict,
+        detail,
+        result["command"],
+        f"{entry.name}/{ENTRY_PAGE}",
+        "; ".join(filter(None, made)),
+        settings,
+        "" if settings and settings == today.get(column["column"]) else STALE,
+    )
 
 
 def _judge_column(column: Mapping[str, Any]) -> tuple[str, str, str]:
@@ -141,7 +173,7 @@ def _judge_column(column: Mapping[str, Any]) -> tuple[str, str, str]:
     if leader is not None and leader["pairs"]:
         gains = [100 * pair["gain"] for pair in leader["pairs"]]
         p = "" if leader["p"] is None else f", p {leader['p']:.2g}"
-        detail = f"{min(gains):+.1f} points to the best of the others{p}{_format_agreement(column)}"
+        detail = f"{min(gains):+.1f} points to the best of the others{p}{_format_agreement(column)}{_format_limits(leader['pairs'])}"
         return (
             f"{row_label(leader['pairs'][0]['better'])} ahead of all others",
             _column_verdict(leader["verdict"]),
@@ -149,15 +181,20 @@ def _judge_column(column: Mapping[str, Any]) -> tuple[str, str, str]:
         )
     if said:
         kinds = [_column_verdict(pair["verdict"]) for pair in said]
-        verdict = FAILS_HERE if FAILS_HERE in kinds else HOLDS_HERE if {*kinds} == {HOLDS_HERE} else NOT_DECIDED
+        verdict = next(kind for kind in (FAILS_HERE, CANNOT_TELL, NOT_DECIDED, HOLDS_HERE) if kind in kinds)
         gains = [100 * pair["gain"] for pair in said]
         least = f"{min(gains):+.1f} points, the least of {len(gains)}" if len(gains) > 1 else f"{gains[0]:+.1f} points"
-        return "; ".join(dict.fromkeys(pair["says"] for pair in said)), verdict, least
+        return "; ".join(dict.fromkeys(pair["says"] for pair in said)), verdict, f"{least}{_format_limits(said)}"
     return "the paper prints no numbers to compare with", NOTHING_TO_COMPARE, ""
 
 
 def _column_verdict(kind: str) -> str:
-    return {HOLDS: HOLDS_HERE, REVERSED: FAILS_HERE}.get(kind, NOT_DECIDED)
+    return {HOLDS: HOLDS_HERE, REVERSED: FAILS_HERE, CANNOT_TELL: CANNOT_TELL}.get(kind, NOT_DECIDED)
+
+
+def _format_limits(pairs: Sequence[Mapping[str, Any]]) -> str:
+    """Why pairs say nothing, each reason once."""
+    return "".join(f"; {limit}" for limit in dict.fromkeys(pair.get("limit", "") for pair in pairs) if limit)
 
 
 def _format_agreement(column: Mapping[str, Any]) -> str:
@@ -175,9 +212,10 @@ def _format_failures(column: Mapping[str, Any]) -> str:
 ENTRY_PAGE = "reproduction.html"
 VERDICT_TEXT = {
     HOLDS: "holds",
-    HOLDS_IN_MEAN: "holds in the mean; the seeds do not decide it",
-    REVERSED_IN_MEAN: "fails in the mean; the seeds do not decide it",
+    HOLDS_IN_MEAN: "not decided, ahead in the mean",
+    REVERSED_IN_MEAN: "not decided, behind in the mean",
     REVERSED: "does not hold",
+    CANNOT_TELL: CANNOT_TELL,
     "": "nothing to compare",
 }
 
@@ -191,10 +229,12 @@ def plan_cells(entry: PaperEntry, asked: ReproduceArguments) -> list[PaperCell]:
 
 def reproduce_entry(entry: PaperEntry, asked: ReproduceArguments) -> tuple[EntryResult, Path, int]:
     """(what came out, its page, how many trainings failed). What was trained before is not trained again."""
+    asked = replace(asked, seeds=asked.seeds or tuple(range(entry.seeds)))
     made = plan_cells(entry, asked)
     rows = asked.out / asked.scale / "rows" / entry.experiment
     failed = train_cells(made, asked.seeds, rows, asked.jobs, entry.name)
-    found = collect_results(made, asked.seeds, rows, bool(paper_block(entry.experiment)["best"]), failed)
+    best = bool(paper_block(entry.experiment)["best"])
+    found = limit_rows(collect_results(made, asked.seeds, rows, best, failed))
     extra = feature_tables(made, asked.seeds, asked.out / asked.scale / "rows") if entry.features else []
     more, drawn = run_analyses(entry.also, made, asked.seeds, rows)
     compared = compare_entry(entry, asked, made, found, [*extra, *more], drawn)
@@ -234,7 +274,7 @@ def write_entry_page(found: EntryResult, folder: Path) -> Path:
 
 def _page_tone(found: EntryResult) -> str:
     kinds = {column.leader.verdict for column in found.columns if column.leader}
-    if kinds & {REVERSED, REVERSED_IN_MEAN}:
+    if REVERSED in kinds:
         return "contradiction"
     return "consistent" if kinds == {HOLDS} else "plain"
 

@@ -32,7 +32,7 @@ from privdd.reporting.plots import Plot
 from privdd.reproduce.arguments import ReproduceArguments
 from privdd.reproduce.catalogue import PaperEntry, differences_at_scale, paper_details
 from privdd.reproduce.feature_tables import ExtraTable
-from privdd.reproduce.train import PaperCell, full_scale_cell, settings_digest
+from privdd.reproduce.train import PaperCell, describe_steps, full_scale_cell, read_commit, settings_digest
 from privdd.runtime.files import DamagedRun, read_json
 from privdd.runtime.run_folder import RunFolder
 
@@ -41,7 +41,7 @@ from privdd.runtime.run_folder import RunFolder
 class RowResult:
     """One row of a column. curves: accuracy in [0, 1] after each round, by seed; uploaded, downloaded: (rounds,) bytes
     that one client sends and receives up to each round, mean over clients and seeds; failed: seed -> why, in a line;
-    diverged: how many seeds ended without a model."""
+    diverged: how many seeds ended without a model; commits: of the code that trained it; limit, moved: see ``scale_limits``."""
 
     cell: PaperCell
     best: bool
@@ -50,6 +50,9 @@ class RowResult:
     downloaded: tuple[float, ...] = ()
     failed: Mapping[int, str] | None = None
     diverged: int = 0
+    commits: tuple[str, ...] = ()
+    limit: str = ""
+    moved: float | None = None
 
     @property
     def accuracies(self) -> tuple[float, ...]:
@@ -91,6 +94,7 @@ def _collect_row(
     cell: PaperCell, seeds: Sequence[int], folder: Path, best: bool, failed: Mapping[Path, str]
 ) -> RowResult:
     curves, up, down, gone = {}, [], [], 0
+    commits: set[str] = set()
     paths = {seed: folder / cell.folder_name(seed) for seed in seeds}
     wrong = {seed: failed[path] for seed, path in paths.items() if path in failed}
     for seed, path in paths.items():
@@ -100,13 +104,14 @@ def _collect_row(
         stored = read_json(path / "training.json")
         curves[seed] = tuple(float(value) for value in stored["accuracy_by_round"])
         gone += stored["diverged"] is not None
+        commits |= {read_commit(path)}
         sent, got = _read_traffic(path)
         up.append(sent)
         down.append(got)
     if not curves:
         return RowResult(cell, best, {}, failed=wrong)
     mean = [tuple(float(v) for v in np.mean(part, axis=0)) for part in (up, down)]
-    return RowResult(cell, best, curves, mean[0], mean[1], wrong, gone)
+    return RowResult(cell, best, curves, mean[0], mean[1], wrong, gone, tuple(sorted(commits)))
 
 
 def _read_traffic(path: Path) -> tuple[np.ndarray, np.ndarray]:
@@ -233,19 +238,27 @@ def find_uneven_rows(entry: PaperEntry, scale: str, made: Sequence[PaperCell]) -
 
 LEVEL = 0.05
 HOLDS, HOLDS_IN_MEAN, REVERSED, REVERSED_IN_MEAN = "holds", "holds in the mean", "reversed", "reversed in the mean"
+CANNOT_TELL = "cannot be told at this scale"
+SAME_IMAGES = (
+    0.02  # of their norm: images that matching moves by less are those that it started from (5 % gains two points)
+)
 
 
 @dataclass(frozen=True)
 class RowPair:
-    """better, worse: rows as the paper orders them; gain: mean of better - worse here; p: one-sided, None for one seed."""
+    """better, worse: rows as the paper orders them; gain: mean of better - worse here; p: one-sided, None for one seed;
+    limit: why the comparison says nothing at this scale, "" where it does."""
 
     better: str
     worse: str
     gain: float
     p: float | None
+    limit: str = ""
 
     @property
     def verdict(self) -> str:
+        if self.limit:
+            return CANNOT_TELL
         if self.p is not None and self.p <= LEVEL:
             return HOLDS
         if self.p is not None and 1 - self.p <= LEVEL:
@@ -267,9 +280,8 @@ class OrderStatement:
     @property
     def verdict(self) -> str:
         kinds = {pair.verdict for pair in self.pairs}
-        return (
-            next(kind for kind in (REVERSED, REVERSED_IN_MEAN, HOLDS_IN_MEAN, HOLDS) if kind in kinds) if kinds else ""
-        )
+        ranked = (REVERSED, CANNOT_TELL, REVERSED_IN_MEAN, HOLDS_IN_MEAN, HOLDS)
+        return next(kind for kind in ranked if kind in kinds) if kinds else ""
 
 
 def p_value(better: Sequence[float], worse: Sequence[float]) -> float | None:
@@ -283,29 +295,45 @@ def p_value(better: Sequence[float], worse: Sequence[float]) -> float | None:
     return float(stats.t.sf(gains.mean() * math.sqrt(len(gains)) / spread, len(gains) - 1))
 
 
-def compare_pair(better: str, worse: str, ours: Mapping[str, Sequence[float]]) -> RowPair:
-    """ours: row -> accuracy by seed, the same seeds for all rows."""
-    gain = float(np.mean(ours[better]) - np.mean(ours[worse]))
-    return RowPair(better, worse, gain, p_value(ours[better], ours[worse]))
+def pair_limit(a: RowResult, b: RowResult) -> str:
+    """Why a comparison of the two says nothing; "" where it does."""
+    if a.limit or b.limit:
+        return a.limit or b.limit
+    if a.accuracies == b.accuracies:
+        return "both rows have the same numbers for every seed"
+    moved = [one.moved for one in (a, b) if one.moved is not None]
+    if len(moved) == 2 and max(moved) < SAME_IMAGES:
+        return f"both rows hold the same images: matching moves them by {100 * max(moved):.1f} % of their norm"
+    return ""
 
 
-def leader_statement(printed: Mapping[str, float], ours: Mapping[str, Sequence[float]]) -> OrderStatement:
-    """Is the row that leads in the paper ahead of every other one?"""
-    best = max(printed, key=lambda row: printed[row])
-    return OrderStatement(tuple(compare_pair(best, row, ours) for row in printed if row != best))
+def compare_pair(better: RowResult, worse: RowResult) -> RowPair:
+    """Both rows have the same seeds."""
+    ours, theirs = better.accuracies, worse.accuracies
+    gain = float(np.mean(ours) - np.mean(theirs))
+    return RowPair(better.cell.row, worse.cell.row, gain, p_value(ours, theirs), pair_limit(better, worse))
 
 
-def order_statement(printed: Mapping[str, float], ours: Mapping[str, Sequence[float]]) -> OrderStatement:
+def leader_statement(rows: Sequence[RowResult]) -> OrderStatement:
+    """Is the row that leads in the paper ahead of every other one? rows: those with a printed number."""
+    best = max(rows, key=_printed_accuracy)
+    return OrderStatement(tuple(compare_pair(best, row) for row in rows if row is not best))
+
+
+def order_statement(rows: Sequence[RowResult]) -> OrderStatement:
     """Is the whole order the paper's? Neighbours decide it; rows that the paper prints equal are not compared."""
-    ranked = sorted(printed, key=lambda row: -printed[row])
-    pairs = [compare_pair(a, b, ours) for a, b in itertools.pairwise(ranked) if printed[a] > printed[b]]
+    ranked = sorted(rows, key=_printed_accuracy, reverse=True)
+    pairs = [compare_pair(a, b) for a, b in itertools.pairwise(ranked) if _printed_accuracy(a) > _printed_accuracy(b)]
     return OrderStatement(tuple(pairs))
 
 
-def kendall_tau(printed: Mapping[str, float], ours: Mapping[str, Sequence[float]]) -> tuple[float, int, int]:
+def _printed_accuracy(row: RowResult) -> float:
+    return row.cell.printed or 0.0
+
+
+def kendall_tau(rows: Sequence[RowResult]) -> tuple[float, int, int]:
     """(tau-b of the printed and our mean accuracies (Kendall 1945), pairs in the paper's order, pairs compared)."""
-    rows = list(printed)
-    a, b = np.array([printed[r] for r in rows]), np.array([float(np.mean(ours[r])) for r in rows])
+    a, b = np.array([_printed_accuracy(r) for r in rows]), np.array([r.mean for r in rows])
     signs = [
         np.sign(a[i] - a[j]) * np.sign(b[i] - b[j])
         for i, j in itertools.combinations(range(len(rows)), 2)
@@ -315,14 +343,14 @@ def kendall_tau(printed: Mapping[str, float], ours: Mapping[str, Sequence[float]
     return (0.0 if math.isnan(tau) else float(tau)), agree, len(signs)
 
 
-SCHEMA = 1
+SCHEMA = 2
 
 
 @dataclass(frozen=True)
 class TableColumn:
     """One column of the table. leader, order: None where fewer than two rows have a printed number and a result;
     tau, agree, pairs: Kendall's tau-b, pairs in the paper's order, pairs compared; said: what the text claims;
-    target: the mean accuracy of the first row, for rounds and bytes to target."""
+    target: the mean accuracy of the first row, for rounds and bytes to target; steps: of distillation; settings: their digest."""
 
     name: str
     rows: tuple[RowResult, ...]
@@ -331,6 +359,13 @@ class TableColumn:
     tau: tuple[float, int, int] | None
     said: tuple[tuple[str, RowPair], ...]
     target: float | None
+    steps: str = ""
+    settings: str = ""
+
+    @property
+    def commits(self) -> list[str]:
+        """Of the code that trained its rows."""
+        return sorted({commit for row in self.rows for commit in row.commits})
 
     def as_json(self) -> dict[str, Any]:
         whole = {
@@ -342,7 +377,8 @@ class TableColumn:
         tau = None if self.tau is None else dict(zip(("tau", "agree", "pairs"), self.tau, strict=True))
         said = [{"says": says, **_pair_json(found)} for says, found in self.said]
         rows = [_row_json(row, self.target) for row in self.rows]
-        return {"column": self.name, "rows": rows, **whole, "kendall": tau, "text": said, "target": self.target}
+        made = {"commits": self.commits, "steps": self.steps, "settings": self.settings}
+        return {"column": self.name, "rows": rows, **whole, "kendall": tau, "text": said, "target": self.target} | made
 
 
 @dataclass(frozen=True)
@@ -366,8 +402,7 @@ class EntryResult:
         return {
             "schema": SCHEMA, "entry": self.entry.name, "shows": self.entry.shows, "source": self.source,
             "scale": self.asked.scale, "seeds": list(self.asked.seeds), "command": self.asked.command,
-            "device": self.asked.device, "settings": settings_digest(self.entry.name, self.asked.scale, self.asked.device),
-            "metric": self.metric, "best_of_rounds": self.best, "stand_in": self.stand_in,
+            "device": self.asked.device, "metric": self.metric, "best_of_rounds": self.best, "stand_in": self.stand_in,
             "columns": [column.as_json() for column in self.columns],
             "uneven": [asdict(one) for one in self.uneven],
             "fidelity": [{**asdict(one), "direction": one.direction} for one in self.differences],
@@ -387,7 +422,7 @@ def _row_json(row: RowResult, target: float | None) -> dict[str, Any]:
         "curve": list(row.curve), "uploaded": list(row.uploaded), "downloaded": list(row.downloaded),
         "rounds_to_target": None if target is None else row.first_round(target),
         "bytes_to_target": None if target is None else row.bytes_to(target),
-        "diverged": row.diverged, "failed": {str(k): v for k, v in (row.failed or {}).items()},
+        "limit": row.limit, "moved": row.moved, "diverged": row.diverged, "failed": {str(k): v for k, v in (row.failed or {}).items()},
         "overrides": list(row.cell.overrides),
     }  # fmt: skip
 
@@ -414,22 +449,22 @@ def compare_entry(
 
 def _compare_column(entry: PaperEntry, name: str, rows: Sequence[RowResult], seeds: int) -> TableColumn:
     whole = {r.cell.row: r for r in rows if len(r.curves) == seeds}
-    ours = {row: r.accuracies for row, r in whole.items()}
-    printed = {row: r.cell.printed for row, r in whole.items() if r.cell.printed is not None}
+    printed = [row for row in whole.values() if row.cell.printed is not None]
     said = tuple(
-        (one.says, compare_pair(one.better, one.worse, ours))
+        (one.says, compare_pair(whole[one.better], whole[one.worse]))
         for one in entry.ahead
-        if one.better in ours and one.worse in ours
+        if one.better in whole and one.worse in whole
     )
-    target = rows[0].mean
-    if len({*printed.values()}) < 2:
-        return TableColumn(name, tuple(rows), None, None, None, said, target)
+    cells, target = [row.cell for row in rows], rows[0].mean
+    compared = len({row.cell.printed for row in printed}) > 1
     return TableColumn(
         name,
         tuple(rows),
-        leader_statement(printed, ours),
-        order_statement(printed, ours),
-        kendall_tau(printed, ours),
+        leader_statement(printed) if compared else None,
+        order_statement(printed) if compared else None,
+        kendall_tau(printed) if compared else None,
         said,
         target,
+        describe_steps([cell.overrides for cell in cells]),
+        settings_digest(cells),
     )

@@ -10,7 +10,6 @@ import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
-from functools import lru_cache
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from privdd.cli.paper_rows import build_row_experiment, config_digest, paper_block, row_config, train_row
+from privdd.cli.paper_rows import (
+    build_row_experiment,
+    config_digest,
+    flat_settings_of,
+    paper_block,
+    row_config,
+    train_row,
+)
 from privdd.cli.settings import settings_fingerprint, to_plain_settings
 from privdd.cli.stored_config import read_stored_config
 from privdd.cli.sweeps import RESULT_FILES, Sweep, path_safe_text, point_error, short_digest
@@ -29,8 +35,9 @@ from privdd.federated.checkpoint import load_checkpoint
 from privdd.federated.experiment import Experiment
 from privdd.federated.simulation import Progress
 from privdd.models import build
-from privdd.reproduce.catalogue import PaperEntry, find_entry, scale_overrides
-from privdd.runtime.files import check_plain_folder, read_json
+from privdd.reproduce.catalogue import PaperEntry, scale_overrides
+from privdd.runtime.files import check_plain_folder, read_json, write_json
+from privdd.runtime.manifest import PACKAGE, source_commit
 from privdd.runtime.progress import show_progress
 from privdd.runtime.run_folder import RunFolder
 
@@ -95,10 +102,36 @@ def device_overrides(device: str) -> tuple[str, ...]:
     return () if device == "cpu" else (f"device={device}",)
 
 
-@lru_cache(maxsize=256)
-def settings_digest(name: str, scale: str, device: str) -> str:
-    """A digest of all settings of all rows of the entry."""
-    return short_digest(cell.folder_name(0) for cell in paper_cells(find_entry(name), scale, device_overrides(device)))
+def settings_digest(cells: Sequence[PaperCell]) -> str:
+    """A digest of all settings that decide the results of these rows. Renamed classes keep theirs."""
+    return short_digest(settings_fingerprint(row_config(cell.overrides)) for cell in cells)
+
+
+STEPS = "algo.matching.iterations"
+SEVERAL_STEPS = (STEPS, "algo.virtual.warmup.iterations", "algo.virtual.refine.iterations", "algo.global_iterations")
+
+
+def describe_steps(overrides: Sequence[Sequence[str]]) -> str:
+    """The steps of distillation of these rows: "T = 20", "T = 30, 10, 100" (first, again, on the server), "phase A 2 x 1"."""
+    found = dict.fromkeys(text for one in overrides if (text := _row_steps(one)))
+    return "; ".join(found)
+
+
+def _row_steps(overrides: Sequence[str]) -> str:
+    settings = flat_settings_of(overrides)
+    counts = [str(settings[key]) for key in SEVERAL_STEPS if key in settings]
+    if "algo.distill_rounds" in settings:
+        return f"phase A {settings['algo.distill_rounds']} x {settings['algo.distill_epochs']}"
+    return f"T = {', '.join(counts)}" if counts else ""
+
+
+SOURCE_FILE = "source.json"
+
+
+def read_commit(row: Path) -> str:
+    """The commit of the code that trained a row, "" where it is not known."""
+    file = row / SOURCE_FILE
+    return str(read_json(file)["commit"] or "") if file.is_file() else ""
 
 
 FINISHED_FILE = "training.json"
@@ -209,6 +242,7 @@ def _train_row(job: RowJob) -> int:
     if found := find_same_training(job.cell.overrides, job.seed, job.sweep.folder.parent):
         copy_row(found, job.row_folder)
         return 0
+    write_json(job.row_folder / SOURCE_FILE, {"schema": 1, "commit": source_commit(PACKAGE)})
     return train_row(job.cell.overrides, job.seed, job.row_folder)
 
 

@@ -99,6 +99,8 @@ PROFILES = {
         _make_profile("feddm_dp", EMBEDDING_TRAITS | {"labels"}, "algo=feddm_dp", *_SHORT_SETTINGS),
         _make_profile("fedrd_dp", EMBEDDING_TRAITS | {"labels"}, "algo=fedrd_dp", "model.width=4", "algo.projection_epochs=1",
               "privacy.clip_norm=0.5", *_SHORT_SETTINGS),
+        _make_profile("fedrd_personal_dp", EMBEDDING_TRAITS | {"labels", "several", "steps"}, "algo=fedrd_personal_dp", "model.width=4",
+              "algo.projection_epochs=1", "privacy.projection_sampling=0.25", *_SHORT_SETTINGS),
         _make_profile(
             "fedlgd_dp", EMBEDDING_TRAITS, "algo=fedlgd_dp", "algo.rounds=2", "algo.local_epochs=1", "algo.global_iterations=2",
             "algo.virtual.warmup.iterations=2", "algo.virtual.refine.iterations=2", "algo.tau_step=1",

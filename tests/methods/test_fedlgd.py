@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -216,13 +217,20 @@ def test_it_learns(more: dict[str, object]) -> None:
     assert evaluate_model(build(SPEC, (1, 8, 8), 10), unpack("model", server), clients[0].test)[0] > 0.35
 
 
-def test_the_mmd_regulariser_is_the_distance_of_class_means():
-    """By hand on three classes of which two are common; and one override selects it, with another end."""
+def test_the_mmd_regulariser_is_bounded_and_of_common_classes():
+    """By hand, a sum over pairs, on three classes of which two are common; and one override selects it, with another end."""
+
+    def by_pairs(one: torch.Tensor, two: torch.Tensor) -> float:
+        both = torch.cat([one, two]).double()
+        width = sum(float((s - t).square().sum()) for s in both for t in both) / len(both) ** 2
+        mean = {at: sum(math.exp(-float((s.double() - t.double()).square().sum()) / width) for s in p for t in q) / (len(p) * len(q)) for at, (p, q) in enumerate(((one, one), (two, two), (one, two)))}
+        return mean[0] + mean[1] - 2 * mean[2]
+
     a, b = torch.randn(6, 4, generator=Keys(0).torch()), torch.randn(5, 4, generator=Keys(1).torch())
     y, z = torch.tensor([0, 0, 1, 1, 1, 2]), torch.tensor([0, 1, 1, 4, 4])
-    by_hand = sum(((a[y == c].mean(0) - b[z == c].mean(0)) ** 2).sum() for c in (0, 1)) / 2
-    assert class_mmd(a, y, b, z).item() == pytest.approx(by_hand.item(), rel=1e-6)
-    assert class_mmd(a, y, b, z + 7).item() == 0
+    by_hand = sum(by_pairs(a[y == c], b[z == c]) for c in (0, 1)) / 2
+    assert class_mmd(a, y, b, z).item() == pytest.approx(by_hand, rel=1e-5)
+    assert class_mmd(a, y, b, z + 7).item() == 0 and class_mmd(a, y, 1e4 + b, z).item() <= 2
     one, other = (trained("fedlgd", *more)[0].server for more in (("algo.tau_step=2",), ("algo.tau_step=2", "algo.regulariser=mmd")))
     assert not torch.equal(one["model/head.weight"], other["model/head.weight"])
     with pytest.raises(ValueError, match="regulariser='mean'"):

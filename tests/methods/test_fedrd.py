@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+import dp_accounting as dpa
 import pytest
 import torch
 from torch import Tensor
@@ -17,10 +18,12 @@ from privdd.distillation.augmentation import draw_transform
 from privdd.federated.simulation import Plan
 from privdd.methods.fedrd import FedRD
 from privdd.models import ModelSpec, build, initial, projected_shape
-from privdd.privacy.mechanisms import AggregateClip
+from privdd.privacy.accounting import epsilon as accounted
+from privdd.privacy.mechanisms import AggregateClip, ClippedSum
 from privdd.training.sgd import local_adam
-from tests.federations import tiny
+from tests.federations import tiny, trained
 from tests.methods.distilling import (
+    COUNTED,
     PRINTED,
     PROBLEM,
     SOUND,
@@ -173,6 +176,71 @@ def test_it_learns(private: bool) -> None:
     right = [(method.predict(state, m, test.x).argmax(1) == test.y).float().mean() for m in memories.values()]
     assert float(torch.stack(right).mean()) > 0.5
     assert bool(unpack("projection", state)) is private
+
+
+# --- a personal projection by DP-SGD ----------------------------------------------------------------
+
+PERSONAL = {**COUNTED, "dpsgd": ClippedSum(1.0, 1.0, 0.5, 30.0)}
+
+
+def personal(**more: object) -> FedRD:
+    return make(**{"model": INSTANCE, "start": "noise", "reads": 2, "dpc": 2, "projection_epochs": 2, **more})
+
+
+def test_a_private_projection_and_its_representations_come_from_releases_alone() -> None:
+    """Bit by bit on other records; and the map is the client's own, kept and trained on."""
+    replayed_uploads_are_equal(personal(), PERSONAL, rounds=2)
+    assert releases_per_class(personal(), PERSONAL) == personal().spends(0, PERSONAL) == {"embedding": 2, "class_counts": 1, "dpsgd": 4}
+    method, (a, b) = personal(), shards([60, 60])
+    sent = method.broadcast(method.init(PROBLEM, Keys(0)))
+    assert "projection" not in sent
+    own, again = (method.local(sent, {}, a, context(method, mechanisms=PERSONAL))[1] for _ in range(2))
+    other = method.local(sent, {}, b, context(method, client=1, mechanisms=PERSONAL))[1]
+    later = method.local(sent, own, a, context(method, 1, mechanisms=PERSONAL))[1]
+    assert all(torch.equal(own[name], again[name]) for name in own) and own.keys() == other.keys() == later.keys()
+    for changed in (other, later):
+        assert not any(torch.equal(own[name], changed[name]) for name in own)
+    first, second = (method.local(sent, memory, a, context(method, 1, mechanisms=PERSONAL))[0] for memory in (own, {}))
+    assert not torch.equal(first["representations"].value["x"], second["representations"].value["x"])
+
+
+def test_one_private_step_is_the_clipped_mean_gradient_of_equation_2() -> None:
+    """Record by record with autograd, at hardly any noise."""
+    method, shard = personal(projection_epochs=1, private_lr=0.7), shards([40])[0]
+    quiet = {**SOUND, "dpsgd": ClippedSum(1e-4, 0.05, 1.0, 25.0)}
+    ctx, sent = context(method, mechanisms=quiet), method.broadcast(method.init(PROBLEM, Keys(0)))
+    got = unpack("projection", method.local(sent, {}, shard, ctx)[1])
+    net = build(method.projection, (1, 8, 8), 10)
+    net.load_state_dict(initial(method.projection, (1, 8, 8), 10, ctx.keys.fold("projection").torch()))
+    task, total = build(INSTANCE, (1, 8, 8), 10).eval(), [torch.zeros_like(p) for p in net.parameters()]
+    task.load_state_dict(sent["model"])
+    for x, y in zip(shard.train.x, shard.train.y, strict=True):
+        parts = torch.autograd.grad(F.cross_entropy(task(net(x[None])), y[None]), list(net.parameters()))
+        factor = min(1.0, 0.05 / float(torch.stack([p.norm() for p in parts]).norm()))
+        total = [t + factor * p for t, p in zip(total, parts, strict=True)]
+    for (name, start), moved in zip(net.named_parameters(), total, strict=True):
+        assert torch.allclose(got[name], start - 0.7 * moved / 25, atol=1e-5)
+
+
+def test_the_ledger_composes_projection_and_representations() -> None:
+    """Two rounds of a run: the accountant's epsilon of every step and every read, as composed by hand."""
+    progress = trained("fedrd_personal_dp")[0]
+    rows = [r for r in progress.ledger.releases if r.client == 0]
+    assert {r.name for r in rows if r.is_protected} == {"dpsgd", "embedding", "class_counts"}
+    made = tiny("fedrd_personal_dp").plan
+    counts = {name: made.method.rounds * count for name, count in made.method.spends(0, made.mechanisms).items()}
+    events = [dpa.SelfComposedDpEvent(made.mechanisms[name].event, count) for name, count in counts.items()]
+    whole, maps = (accounted(dpa.ComposedDpEvent(part), 1e-5) for part in (events, events[1:]))
+    assert progress.ledger.epsilon() == pytest.approx(whole, rel=0.02) and maps < whole < float("inf")
+
+
+@pytest.mark.parametrize(
+    ("more", "mechanisms"),
+    [({"frozen_projection": True}, PERSONAL), ({}, {"dpsgd": PERSONAL["dpsgd"]}), ({"printed": True}, {**PRINTED, "dpsgd": PERSONAL["dpsgd"]})],
+)
+def test_dp_sgd_protects_a_personal_projection_beside_its_representations_alone(more: dict[str, object], mechanisms: dict) -> None:  # type: ignore[type-arg]
+    with pytest.raises(ValueError, match="privacy=private_projection"):
+        personal(**more).check_mechanisms(mechanisms)
 
 
 # --- equation 7 as printed ------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from privdd.reproduce import page as overview
 from privdd.reproduce import page as reproduction
 from privdd.reproduce.__main__ import main
 from privdd.reproduce.arguments import parse_arguments
-from privdd.reproduce.catalogue import load_catalogue
+from privdd.reproduce.catalogue import find_entry, load_catalogue
 from privdd.reproduce.page import (
     FAILS_HERE,
     HOLDS_HERE,
@@ -22,17 +22,26 @@ from privdd.reproduce.page import (
     NOT_RUN,
     NOT_RUN_YET,
     NOTHING_TO_COMPARE,
-    OLD_SETTINGS,
+    STALE,
     _page_tone,
     collect_lines,
     column_headline,
+    count_verdicts,
+    current_digests,
     format_markdown,
     run_entry,
     write_overview,
 )
-from privdd.reproduce.results import HOLDS, HOLDS_IN_MEAN, REVERSED, REVERSED_IN_MEAN, OrderStatement, RowPair
+from privdd.reproduce.results import (
+    CANNOT_TELL,
+    HOLDS,
+    HOLDS_IN_MEAN,
+    REVERSED,
+    REVERSED_IN_MEAN,
+    OrderStatement,
+    RowPair,
+)
 from privdd.reproduce.results import REVERSED_IN_MEAN as BEHIND
-from privdd.reproduce.train import settings_digest
 from privdd.runtime import progress
 
 # The page about all entries: each verdict from made results, and every entry of the catalogue on it.
@@ -40,7 +49,7 @@ from privdd.runtime import progress
 
 def pairs(*found: tuple[str, float]) -> list[dict[str, Any]]:
     return [
-        {"better": "algo=feddm", "worse": "algo=fedavg", "gain": gain, "p": 0.01, "verdict": kind, "says": "FedDM is best"}
+        {"better": "algo=feddm", "worse": "algo=fedavg", "gain": gain, "p": 0.01, "verdict": kind, "says": "FedDM is best", "limit": "x" if kind == CANNOT_TELL else ""}
         for kind, gain in found
     ]
 
@@ -49,7 +58,8 @@ def column(name: str, leader: str | None = None, text: tuple[tuple[str, float], 
     lead = leader and {"verdict": leader, "p": 0.02, "pairs": pairs((leader, 0.3), (leader, 0.1))}
     row = {"failed": {str(seed): "why" for seed in range(failed)}, "diverged": 0}
     kendall = {"tau": 0.5, "agree": 2, "pairs": 3} if leader else None
-    return {"column": name, "leader": lead, "kendall": kendall, "text": pairs(*text), "rows": [row]}
+    made = {"commits": ["c" * 40], "steps": "T = 20"}
+    return {"column": name, "leader": lead, "kendall": kendall, "text": pairs(*text), "rows": [row]} | made
 
 
 @pytest.fixture
@@ -60,22 +70,25 @@ def small(tmp_path: Path) -> Path:
 def stored(folder: Path, name: str, *columns: dict[str, Any], stand_in: bool = False) -> None:
     (folder / name).mkdir(parents=True)
     differs = [{"key": "data.name" if stand_in else "data.limit"}]
-    result = {"columns": columns, "fidelity": differs, "command": f"python -m privdd.reproduce {name}", "device": "cpu"}
-    result["settings"] = settings_digest(name, folder.name, "cpu")
+    today = current_digests(find_entry(name), folder.name, "cpu")
+    marked = [{"settings": next(iter(today.values())), **one, "column": next(iter(today)) if one["column"] == "a" else one["column"]} for one in columns]
+    result = {"columns": marked, "fidelity": differs, "command": f"python -m privdd.reproduce {name}", "device": "cpu"}
     (folder / name / "results.json").write_text(json.dumps(result))
 
 
 def test_each_verdict(small: Path) -> None:
-    kinds = [column(kind, kind) for kind in (HOLDS, REVERSED, HOLDS_IN_MEAN, BEHIND)]
-    texts = [((HOLDS, 0.2), (HOLDS, 0.1)), ((HOLDS, 0.2), (REVERSED, -0.1)), ((HOLDS, 0.2), (HOLDS_IN_MEAN, 0.1)), ()]
+    kinds = [column(kind, kind) for kind in (HOLDS, REVERSED, HOLDS_IN_MEAN, BEHIND, CANNOT_TELL)]
+    texts = [((HOLDS, 0.2), (HOLDS, 0.1)), ((HOLDS, 0.2), (REVERSED, -0.1)), ((HOLDS, 0.2), (HOLDS_IN_MEAN, 0.1)), (), ((CANNOT_TELL, -0.2), (BEHIND, -0.1))]
     stored(small, "feddm.table2", *kinds)
     stored(small, "feddm.figure3", *(column(str(at), text=text) for at, text in enumerate(texts)), stand_in=True)
     found = [line for line in collect_lines(small) if line.page]
-    assert [line.verdict for line in found] == [HOLDS_HERE, FAILS_HERE, NOT_DECIDED, NOT_DECIDED, HOLDS_HERE, FAILS_HERE, NOT_DECIDED, NOTHING_TO_COMPARE]
+    assert [line.verdict for line in found] == [HOLDS_HERE, FAILS_HERE, NOT_DECIDED, NOT_DECIDED, CANNOT_TELL, HOLDS_HERE, FAILS_HERE, NOT_DECIDED, NOTHING_TO_COMPARE, CANNOT_TELL]
+    assert count_verdicts(found) == "2 holds, 2 does not hold, 3 not decided, 2 cannot be told at this scale, 1 nothing to compare; 10 of them of other settings than today's"
+    assert found[4].detail.endswith("; x") and found[9].detail.endswith("; x") and found[0].made == "T = 20; scale=small; commit ccccccc"
     assert found[0].detail == "+10.0 points to the best of the others, p 0.02; 2 of 3 pairs as in the paper"
-    assert (found[0].statement, found[4].statement) == ("feddm ahead of all others", "FedDM is best")
-    assert found[5].detail == "-10.0 points, the least of 2"
-    assert [line.column.endswith("(on a stand-in)") for line in found] == [False] * 4 + [True] * 4
+    assert (found[0].statement, found[5].statement) == ("feddm ahead of all others", "FedDM is best")
+    assert found[6].detail == "-10.0 points, the least of 2"
+    assert [line.column.endswith("(on a stand-in)") for line in found] == [False] * 5 + [True] * 5
     assert format_markdown(found).count("\n") == 2 + len(found) and "`python -m privdd.reproduce feddm.table2`" in format_markdown(found)
 
 
@@ -99,11 +112,11 @@ def test_seeds_without_a_model_and_data_that_stand_in_are_said(small: Path, monk
     made["rows"][0]["diverged"] = 1
     stored(small, "feddm.table2", made)
     (line,) = (one for one in collect_lines(small) if one.page)
-    assert line.detail.endswith("; 1 diverged") and line.column == "a"
+    assert line.detail.endswith("; 1 diverged") and not line.column.endswith("(on a stand-in)")
     honest = overview.paper_block
     monkeypatch.setattr(overview, "paper_block", lambda name: {**honest(name), "stand_in": "x for y"})
     (line,) = (one for one in collect_lines(small) if one.page)
-    assert line.column == "a (on a stand-in)"
+    assert line.column.endswith("(on a stand-in)")
 
 
 def test_how_far_it_is_is_said(small: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -115,17 +128,17 @@ def test_how_far_it_is_is_said(small: Path, monkeypatch: pytest.MonkeyPatch, cap
     assert [line.rsplit(", ", 1)[1] for line in said] == names
 
 
-def test_a_result_of_earlier_settings_is_named_and_not_shown(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_result_of_earlier_settings_is_marked_as_stale(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("feddm.table2", "feddm.figure3"):
         stored(small, name, column("a", HOLDS))
     file = small / "feddm.figure3" / "results.json"
-    unmarked = {key: value for key, value in json.loads(file.read_text()).items() if key != "settings"}
-    file.write_text(json.dumps(unmarked))  # as an earlier version wrote it
+    unmarked = json.loads(file.read_text())
+    del unmarked["columns"][0]["settings"], unmarked["columns"][0]["commits"]  # as an earlier version wrote it
+    file.write_text(json.dumps(unmarked))
     found = {line.entry: line for line in collect_lines(small)}
-    assert (found["feddm.table2"].verdict, found["feddm.figure3"].verdict) == (HOLDS_HERE, OLD_SETTINGS)
-    assert "feddm.figure3" not in format_markdown([*found.values()]) and "run it again" in write_overview(small).read_text()
+    assert [(found[name].verdict, found[name].stale) for name in ("feddm.table2", "feddm.figure3")] == [(HOLDS_HERE, ""), (HOLDS_HERE, STALE)]
+    assert "commit unknown" in found["feddm.figure3"].made and "run it again" in write_overview(small).read_text()
 
-    settings_digest.cache_clear()
     honest = train.row_config
 
     def tomorrow(overrides: Any, seed: int = 0) -> Any:
@@ -134,9 +147,7 @@ def test_a_result_of_earlier_settings_is_named_and_not_shown(small: Path, monkey
         return config
 
     monkeypatch.setattr(train, "row_config", tomorrow)
-    found = {line.entry: line for line in collect_lines(small)}
-    settings_digest.cache_clear()
-    assert found["feddm.table2"].verdict == OLD_SETTINGS and found["feddm.table2"].command.endswith("feddm.table2")
+    assert {line.entry: line for line in collect_lines(small)}["feddm.table2"].stale == STALE
 
 
 def test_all_ends_in_it_even_where_trainings_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,8 +179,8 @@ def column_reproduction(leader: str = "", *said: str) -> Any:
 @pytest.mark.parametrize(
     ("kind", "said"),
     [
-        (HOLDS, "holds (p 0.01)"), (HOLDS_IN_MEAN, "holds in the mean; the seeds do not decide it (p 0.3)"),
-        (REVERSED_IN_MEAN, "fails in the mean; the seeds do not decide it (p 0.7)"), (REVERSED, "does not hold (p 0.99)"),
+        (HOLDS, "holds (p 0.01)"), (HOLDS_IN_MEAN, "not decided, ahead in the mean (p 0.3)"),
+        (REVERSED_IN_MEAN, "not decided, behind in the mean (p 0.7)"), (REVERSED, "does not hold (p 0.99)"),
     ],
 )  # fmt: skip
 def test_each_verdict_in_words(kind: str, said: str) -> None:
@@ -183,7 +194,7 @@ def test_comparisons_of_the_text_are_counted_where_they_hold() -> None:
 
 @pytest.mark.parametrize(
     ("leaders", "tone"),
-    [([HOLDS, HOLDS], "consistent"), ([HOLDS, HOLDS_IN_MEAN], "plain"), ([HOLDS, REVERSED], "contradiction"), ([REVERSED_IN_MEAN], "contradiction"), ([""], "plain")],
+    [([HOLDS, HOLDS], "consistent"), ([HOLDS, HOLDS_IN_MEAN], "plain"), ([HOLDS, REVERSED], "contradiction"), ([REVERSED_IN_MEAN], "plain"), ([""], "plain")],
 )
 def test_a_page_is_green_only_where_all_holds(leaders: list[str], tone: str) -> None:
     assert _page_tone(SimpleNamespace(columns=[column_reproduction(kind) for kind in leaders])) == tone  # type: ignore[arg-type]

@@ -15,6 +15,7 @@ from scipy import stats
 from privdd.reproduce import results
 from privdd.reproduce.catalogue import PaperEntry, StatedOrder, find_entry
 from privdd.reproduce.results import (
+    CANNOT_TELL,
     HOLDS,
     HOLDS_IN_MEAN,
     REVERSED,
@@ -39,11 +40,12 @@ from tests.reporting.test_comparison import training
 # What a page says of an entry: rows without all their seeds take no part, and what went wrong is written down.
 
 
+CELLS = paper_cells(find_entry("feddm.table4"), "small")
 ENTRY = PaperEntry("feddm.table4", "x", "feddm_table4", ahead=(StatedOrder("b", "c", "b beats c"), StatedOrder("a", "c", "a beats c")))
 
 
-def row(name: str, printed: float, *ends: float, diverged: int = 0) -> RowResult:
-    return RowResult(PaperCell("c", name, printed, ()), False, {seed: (end,) for seed, end in enumerate(ends)}, (8.0,), (4.0,), diverged=diverged)
+def row(name: str, printed: float, *ends: float, diverged: int = 0, **more: Any) -> RowResult:
+    return RowResult(PaperCell("c", name, printed, CELLS[0].overrides), False, {seed: (end,) for seed, end in enumerate(ends)}, (8.0,), (4.0,), diverged=diverged, **more)
 
 
 def column(*rows: RowResult) -> TableColumn:
@@ -63,12 +65,39 @@ def test_seeds_without_a_model_are_written_down() -> None:
     assert (first["diverged"], second["diverged"]) == (1, 0) and first["by_seed"] == {"0": 0.9, "1": 0.1}
 
 
+def test_a_comparison_that_the_scale_cannot_show_has_no_other_verdict() -> None:
+    """A row that is limited, the same numbers, the same images; a pair that decides against the paper stays what it is."""
+    good, bad = row("a", 90.0, 0.9, 0.8), row("b", 80.0, 0.7, 0.6)
+    assert compare_pair(good, bad).verdict == HOLDS and compare_pair(good, bad).limit == ""
+    for other in (replace(bad, limit="at chance"), replace(good, cell=bad.cell)):
+        pair = compare_pair(good, other)
+        assert pair.verdict == CANNOT_TELL and pair.limit and compare_pair(other, good).verdict == CANNOT_TELL
+    for moved, verdict in ((0.017, CANNOT_TELL), (0.2, HOLDS), (None, HOLDS)):
+        assert compare_pair(replace(good, moved=moved), replace(bad, moved=0.0)).verdict == verdict
+    mixed = OrderStatement((compare_pair(good, replace(bad, limit="x")), compare_pair(bad, good)))
+    assert mixed.verdict == REVERSED and OrderStatement(mixed.pairs[:1]).verdict == CANNOT_TELL
+    told = column(good, replace(bad, limit="x")).as_json()
+    assert told["leader"]["verdict"] == CANNOT_TELL and told["leader"]["pairs"][0]["limit"] == "x" == told["rows"][1]["limit"]
+
+
+def test_a_column_names_commits_steps_and_settings() -> None:
+    told = column(row("a", 90.0, 0.9, 0.8, commits=("b" * 40,)), row("b", 80.0, 0.7, 0.6, commits=("a" * 40, "b" * 40))).as_json()
+    assert told["commits"] == ["a" * 40, "b" * 40] and told["steps"] == "T = 20" and len(told["settings"]) == 8
+
+
 # The order statistics against other implementations and brute force.
 
 
 RNG = np.random.default_rng(0)
 ROWS = {name: RNG.normal(mean, 0.02, 4).tolist() for name, mean in zip("abcd", (0.8, 0.7, 0.72, 0.5), strict=True)}
 PRINTED = {"a": 90.0, "b": 85.0, "c": 80.0, "d": 80.0}
+
+
+def rows_of(printed: dict[str, float], ours: dict[str, list[float]]) -> list[RowResult]:
+    return [row(name, value, *ours[name]) for name, value in printed.items()]
+
+
+MADE_ROWS = rows_of(PRINTED, ROWS)
 
 
 def test_p_is_scipys_paired_t_test() -> None:
@@ -93,7 +122,7 @@ def test_a_pair_is_judged_by_sign_and_p() -> None:
     kinds = {(0.1, 0.01): HOLDS, (0.1, 0.2): HOLDS_IN_MEAN, (-0.1, 0.7): REVERSED_IN_MEAN, (-0.1, 0.99): REVERSED, (0.1, None): HOLDS_IN_MEAN}
     for (gain, p), verdict in kinds.items():
         assert RowPair("a", "b", gain, p).verdict == verdict
-    assert compare_pair("a", "d", ROWS).gain == pytest.approx(np.mean(ROWS["a"]) - np.mean(ROWS["d"]))
+    assert compare_pair(MADE_ROWS[0], MADE_ROWS[3]).gain == pytest.approx(np.mean(ROWS["a"]) - np.mean(ROWS["d"]))
 
 
 def test_a_statement_about_pairs_is_as_weak_as_its_weakest() -> None:
@@ -111,14 +140,14 @@ def test_the_intersection_union_test_errs_as_seldom_as_it_says() -> None:
     found = 0
     for _ in range(600):
         rows = {name: rng.normal(mean, 1, 3).tolist() for name, mean in (("a", 0), ("b", 0), ("c", -50))}
-        found += leader_statement({"a": 3.0, "b": 2.0, "c": 1.0}, rows).verdict == HOLDS
+        found += leader_statement(rows_of({"a": 3.0, "b": 2.0, "c": 1.0}, rows)).verdict == HOLDS
     assert stats.binomtest(found, 600, 0.05, alternative="greater").pvalue > 0.001
     assert found > 5  # and it does find such gains by chance: the test has its level
 
 
 def test_the_leader_is_compared_with_all_and_the_order_by_neighbours() -> None:
-    assert [(p.better, p.worse) for p in leader_statement(PRINTED, ROWS).pairs] == [("a", "b"), ("a", "c"), ("a", "d")]
-    assert [(p.better, p.worse) for p in order_statement(PRINTED, ROWS).pairs] == [("a", "b"), ("b", "c")]  # c and d are printed equal
+    assert [(p.better, p.worse) for p in leader_statement(MADE_ROWS).pairs] == [("a", "b"), ("a", "c"), ("a", "d")]
+    assert [(p.better, p.worse) for p in order_statement(MADE_ROWS).pairs] == [("a", "b"), ("b", "c")]  # c and d are printed equal
 
 
 def test_kendall_by_brute_force() -> None:
@@ -127,8 +156,8 @@ def test_kendall_by_brute_force() -> None:
     for values in itertools.permutations((0.1, 0.2, 0.3, 0.4)):
         ours = {row: [value] for row, value in zip(printed, values, strict=True)}
         agree = sum(ours[x] > ours[y] for x, y in itertools.combinations("abcd", 2))
-        assert kendall_tau(printed, ours) == (pytest.approx((agree - (6 - agree)) / 6), agree, 6)
-    assert kendall_tau(PRINTED, ROWS)[2] == 5 and kendall_tau({"a": 2.0, "b": 1.0}, {"a": [0.5], "b": [0.5]})[0] == 0.0
+        assert kendall_tau(rows_of(printed, ours)) == (pytest.approx((agree - (6 - agree)) / 6), agree, 6)
+    assert kendall_tau(MADE_ROWS)[2] == 5 and kendall_tau(rows_of({"a": 2.0, "b": 1.0}, {"a": [0.5], "b": [0.5]}))[0] == 0.0
 
 
 # What trainings came to, from files written by hand: the round that counts, the bytes until then, who diverged.

@@ -158,7 +158,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict]:
 KILLED = """
 import sys
 from pathlib import Path
-from tests.reproduce.test_train_train_rows import run
+from tests.reproduce.test_train import run
 run(Path(sys.argv[1]))
 """
 
