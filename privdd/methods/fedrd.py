@@ -254,8 +254,10 @@ class FedRD(Method, AuditHooks):
                 return F.cross_entropy(functional_call(task, frozen, (functional_call(net, dict(params), (x,)),)), y)
 
             steps = count_private_steps(ctx.mechanisms[QUERY], self.projection_epochs)
-            speed = {"lr": self.private_lr, "momentum": 0.0, "weight_decay": 0.0}
-            return dp_local_sgd(net, state, shard.train, steps=steps, ctx=ctx, loss=record_loss, **speed)
+            lr = self.private_lr
+            return dp_local_sgd(
+                net, state, shard.train, lr=lr, momentum=0.0, weight_decay=0.0, steps=steps, ctx=ctx, loss=record_loss
+            )
         if not len(shard.train):
             return dict(state)
         return local_adam(
