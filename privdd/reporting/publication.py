@@ -8,6 +8,7 @@ cannot know is marked ``FILL_IN``.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from privdd.reporting.run_record import RunRecord, reproduction_recipe
 from privdd.reporting.wording import format_number
 from privdd.runtime.files import write_bytes
 
-FILL_IN = "TO FILL IN"
+FILL_IN, UNKNOWN_DATE = "TO FILL IN", "1900-01-01"  # as the registry's own template has it
 IMAGES, SYNTHETIC = "image-classification", {"synthetic_images", "prototypes", "shared_features"}
 
 
@@ -94,18 +95,24 @@ def _plain(value: object) -> str:
 
 
 def registry_entry(record: RunRecord) -> str:
-    """YAML of tier 3. Raises FindingsError for a run without a proven epsilon, which has nothing to register."""
+    """YAML of tier 3. Raises FindingsError for a run without a proven epsilon, or whose epsilon was contradicted: there is nothing
+    to register."""
     findings = record.findings
     privacy, facts = findings.privacy, dict(guarantee_facts(findings, record.ledger))
     if math.isinf(privacy.epsilon.best):
         raise FindingsError(
             f"{record.path}: no epsilon is proven for what was sent, so there is no deployment to register"
         )
+    if findings.verdict == "contradiction":
+        raise FindingsError(
+            f"{record.path}: the epsilon that the run states was contradicted, so it cannot be registered"
+        )
     sent = [
         f"{wording.surface_title(row).lower()} ({wording.mechanism_title(row.mechanism)})" for row in findings.surfaces
     ]
     synthetic = bool(SYNTHETIC & {str(row.surface) for row in findings.surfaces})
     shown = format_number(decision_card(record)["epsilon"]["shown_at_least"])
+    date = manifest_text(record, "date")[:10]
     audited = f"Audited by `{reproduction_recipe(record).command}`."
     simulated = (
         "A simulation, not for release: its noise can be drawn again. " if wording.is_simulation_noise(privacy) else ""
@@ -116,11 +123,11 @@ def registry_entry(record: RunRecord) -> str:
             "data_product_type": "Synthetic data" if synthetic else "Machine learning model", "data_product_region": FILL_IN,
             "description": f"{findings.run.algo}, trained by {findings.run.clients} clients on {findings.run.data} in "
             f"{findings.run.rounds} rounds. Sent: {'; '.join(sent)}.",
-            "publication_date": manifest_text(record, "date")[:10],
+            "publication_date": date if re.fullmatch(r"\d{4}-\d\d-\d\d", date) else UNKNOWN_DATE,
         },
         "dp_variant": {
             "variant_name": "Approximate DP" if privacy.delta else "Pure DP", "data_domain": f"{findings.run.data}: {FILL_IN}",
-            "unprotected_quantities": facts["what the limit does not cover"],
+            "unprotected_quantities": "None of what was sent; how settings were chosen, and what the audit published of its findings.",
         },
         "privacy_loss": {
             "privacy_unit": f"one {privacy.unit}", "privacy_unit_details": wording.relation_text(privacy),
@@ -139,13 +146,18 @@ def registry_entry(record: RunRecord) -> str:
         "implementation": {
             "preprocessing_and_hyperparameter_tuning": "How settings were chosen is not accounted for.",
             "mechanisms": f"{'; '.join(sent)}. Noise: {facts['where the noise comes from']}. privdd {findings.run.version}.",
-            "justification": f"Whether the code does what the proof says: {facts['whether the code does what the proof says']}; "
+            "justification": f"Whether the code does what the proof says: {facts['whether the code does what the proof says'].rstrip('.')}; "
             f"verdict: {wording.VERDICT[findings.verdict].lower()}.",
         },
         "administrative": {"notes": f"{simulated}{audited}", "registry_authors": [FILL_IN]},
     }  # fmt: skip
-    entry = {"url_slug": f"privdd_{findings.run.algo}", "status": "Draft", "tier": 3, "deployment": deployment}
-    return yaml.safe_dump(entry, sort_keys=False, allow_unicode=True, width=100)
+    entry = {
+        "url_slug": "privdd_" + re.sub(r"[^a-z0-9]+", "_", findings.run.algo.lower()),
+        "status": "Draft",
+        "tier": 3,
+        "deployment": deployment,
+    }
+    return yaml.safe_dump(entry, sort_keys=False, allow_unicode=True, width=100_000)
 
 
 FORMS: Mapping[str, tuple[str, Callable[[RunRecord], str]]] = {  # name -> file, what writes it

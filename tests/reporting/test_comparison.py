@@ -108,7 +108,8 @@ def test_the_command_compares_and_refuses(
     runs = [str(audited(name).path) for name in ("fedavg", "fedavg_seed1")]
     capsys.readouterr()
     assert main([*runs, "--out", str(tmp_path / "out")]) == 0
-    assert capsys.readouterr().out.strip() == str(tmp_path / "out" / "comparison.html")
+    first, *_, last = capsys.readouterr().out.splitlines()
+    assert first == "2 settings compared: 2 unprotected." and last == str(tmp_path / "out" / "comparison.html")
     (tmp_path / "file").write_text("")
     assert main([*runs, "--out", str(tmp_path / "file" / "x")]) == 1
     assert capsys.readouterr().err.count("\n") == 1

@@ -59,9 +59,11 @@ def test_an_entry_has_the_registrys_form_and_the_runs_numbers(protected: Any) ->
     assert FILL_IN in entry["deployment"]["basic"]["data_curators"]
 
 
-def test_a_run_without_a_limit_is_not_registered(bare: Any, tmp_path: Path) -> None:
-    with pytest.raises(FindingsError, match="no epsilon is proven"):
-        write_form(bare, "registry", tmp_path)
+def test_a_run_without_a_limit_or_with_a_false_one_is_not_registered(bare: Any, protected: Any, tmp_path: Path) -> None:
+    false = replace(protected, findings=protected.findings.model_copy(update={"verdict": "contradiction"}))
+    for record, why in ((bare, "no epsilon is proven"), (false, "was contradicted")):
+        with pytest.raises(FindingsError, match=why):
+            write_form(record, "registry", tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
