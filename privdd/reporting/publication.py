@@ -94,19 +94,24 @@ def _plain(value: object) -> str:
     return text.replace("|", "\\|").replace("<", "&lt;").replace("[", "\\[")
 
 
+def _require_standing_limit(record: RunRecord) -> None:
+    """Raises FindingsError where no epsilon is proven, or where it was contradicted."""
+    if math.isinf(record.findings.privacy.epsilon.best):
+        raise FindingsError(
+            f"{record.path}: no epsilon is proven for what was sent, so there is no deployment to register"
+        )
+    if record.findings.verdict == "contradiction":
+        raise FindingsError(
+            f"{record.path}: the epsilon that the run states was contradicted, so it cannot be registered"
+        )
+
+
 def registry_entry(record: RunRecord) -> str:
     """YAML of tier 3. Raises FindingsError for a run without a proven epsilon, or whose epsilon was contradicted: there is nothing
     to register."""
     findings = record.findings
     privacy, facts = findings.privacy, dict(guarantee_facts(findings, record.ledger))
-    if math.isinf(privacy.epsilon.best):
-        raise FindingsError(
-            f"{record.path}: no epsilon is proven for what was sent, so there is no deployment to register"
-        )
-    if findings.verdict == "contradiction":
-        raise FindingsError(
-            f"{record.path}: the epsilon that the run states was contradicted, so it cannot be registered"
-        )
+    _require_standing_limit(record)
     sent = [
         f"{wording.surface_title(row).lower()} ({wording.mechanism_title(row.mechanism)})" for row in findings.surfaces
     ]

@@ -29,7 +29,7 @@ from privdd.methods.public_map import PublicMap
 COMMON_SETTINGS = (
     "preset=smoke", "data=digits", "data.limit=150", "data.test_limit=40", "partition=iid", "partition.clients=3",
     "audit.records=20", "audit.worlds=1", "audit.victims=0", "audit.guarantee.runs=20", "audit.guarantee.slow_runs=20",
-    "audit.guarantee.images=1",
+    "audit.guarantee.images=1", "engine=serial",  # faults are planted in this process
 )  # fmt: skip
 # What a fault may need a profile to have -> why it does not apply where that is missing.
 PROFILE_TRAITS = {

@@ -377,12 +377,12 @@ def test_a_stop_between_two_files_changes_no_bit(tmp_path: Path, monkeypatch: py
     made, written = scene("feddm"), 0
     whole = signals(stage(made, tmp_path / "whole", "auto"))
 
-    def full(path: Path, tensors: dict[str, torch.Tensor]) -> None:
+    def full(path: Path, tensors: dict[str, torch.Tensor], durable: bool = True) -> None:
         nonlocal written
         written += 1
         if written > 5:
             raise OSError("no space left")
-        write_tensors(path, tensors)
+        write_tensors(path, tensors, durable=durable)
 
     monkeypatch.setattr(replays, "write_tensors", full)
     with pytest.raises(OSError):

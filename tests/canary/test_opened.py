@@ -154,7 +154,7 @@ def test_scores_of_another_file_or_of_none_are_seen(tmp_path: Path, capsys: Any)
     folder = tmp_path / "s"
     opened(folder)
     given = [f"sealed={folder}", f"scores={folder / 'scores.npz'}"]
-    assert main(["verify", *given]) == 0 and capsys.readouterr().out.startswith(f"{folder}: agrees\n")
+    assert main(["verify", *given]) == 0 and f"{folder}: agrees\n" in capsys.readouterr().out
     told = read_json(folder / "opened.json")
     told["scores"][told["scores"].index(1.0)] = 1.5
     write_json(folder / "opened.json", told)

@@ -108,6 +108,7 @@ def test_a_stored_config_keeps_its_fingerprint_and_has_todays_settings() -> None
     del today.attack.feature_inversion.report  # an old config has its default
     del today.trust, today.resources, today.data.standardise, today.policy, today.fail_on  # likewise
     today.capture.clients = "all"  # as an old config says
+    today.engine.kind, today.engine.workers = "serial", 1  # the default of then
     assert config == today
 
 

@@ -121,7 +121,7 @@ def test_an_audit_attacks_nothing_and_says_why(tmp_path: Path) -> None:
     with (tmp_path / "summary.txt").open("w") as file:
         print_summary(result, file)
     said = " ".join((tmp_path / "summary.txt").read_text().split())
-    assert f"accuracy none (diverged in round {round})" in said and said.startswith("Diverged: Training diverged")
+    assert f"accuracy none (diverged in round {round})" in said and "Diverged: Training diverged" in said
     seal_folder(folder.path)
     assert verify_run(folder.path).disagreements == ()
     compared = write_comparison([folder.path], tmp_path / "compared").read_text()

@@ -103,7 +103,7 @@ def test_the_page_and_its_csv_say_who_is_beaten(tmp_path: Path) -> None:
     page = write_comparison(runs, tmp_path / "out")
     assert "Beaten by" in page.read_text(encoding="utf-8")
     head = (tmp_path / "out" / "frontier.csv").read_text(encoding="utf-8").splitlines()[0]
-    assert head.endswith("trust,public_data,dominated_by")
+    assert head.endswith("trust,public_data,dominated_by,accuracy_kind")
 
 
 def test_a_setting_of_one_seed_is_said_to_have_one() -> None:

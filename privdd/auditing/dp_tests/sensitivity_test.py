@@ -204,7 +204,7 @@ class _PresenceTrial:
         while high - low > 1:
             middle = (low + high) // 2
             low, high = (low, middle) if self._differs_in_parts(whole, len(few), middle, limit) else (middle, high)
-        for start in (0, len(few)):
+        for start in (start for start in (0, len(few)) if start < low):
             both = (self._with_some(whole, range(start, end)) for end in (low, high))
             self.compare_pair((next(both), next(both)), limit, None)
 
