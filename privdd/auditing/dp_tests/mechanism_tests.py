@@ -133,6 +133,8 @@ def _findings_of_query(
     keys, budget = subject.keys.fold("runs", name), subject.budget
     if None not in tally.calls and any(image in stage.plan.method.uploads for image in IMAGE_UPLOADS):
         found, final, what = *_ratio_runs(stage, calls, budget, keys), repr(guests.names[worst])
+    elif not tally.kept:  # no crafted record's contribution is known
+        return
     else:
         final, what = None, tally.name_guest(guests, tally.keeps)
         found = runs_on_transcript(mechanism, tally.kept, budget.slow_runs, keys)

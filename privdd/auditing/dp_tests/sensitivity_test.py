@@ -504,6 +504,8 @@ class SensitivityExaminer:
 
     before: query -> marks of each release of a run with other guests; the rows that are not in it too are the guests',
     wherever the method has put them. enough: query -> releases after which the method is stopped; {}: it runs to its end.
+    base: the labels (n,) of the records beside the guests: where a release has another number of rows than all of them have,
+    whose is whose is not known, and only pairs of data sets tell what a record does.
     """
 
     guests: Canaries
@@ -512,6 +514,7 @@ class SensitivityExaminer:
     tallies: dict[str, SensitivityTally] = field(default_factory=dict)
     keep: Mapping[str, int] = field(default_factory=dict)
     enough: Mapping[str, int] = field(default_factory=dict)
+    base: Tensor | None = None
 
     def __call__(self, mechanism: Mechanism, heeded: RecordedRelease) -> None:
         self._add_release(mechanism, heeded)
@@ -525,6 +528,12 @@ class SensitivityExaminer:
         one, base = sensitivity_unit(heeded.released), heeded.released.exact or {}
         tally.add_noise((flatten_tensors(heeded.released.value) - flatten_tensors(base)) / heeded.released.noise_std)
         at = tally.calls[heeded.partition]
+        if heeded.guests and self._has_other_rows(heeded):
+            self.marks.setdefault(heeded.name, []).append(contribution_fingerprints(heeded.rows))
+            tally.others.append(torch.zeros(0, 1))
+            tally.changes.setdefault(guests_in_partition(self.guests, heeded.partition)[0], 0.0)
+            tally.in_order = False
+            return
         heeded = self._move_guests_last(heeded, tally) if heeded.guests else heeded
         weighed = contribution_norms(heeded.rows)[-heeded.guests :].tolist() if at == 1 and heeded.guests else []
         searched = heeded.guests if at <= COMPARED_RELEASES or at % SEARCH_INTERVAL == 0 else 0
@@ -549,6 +558,13 @@ class SensitivityExaminer:
             # before, who is who is not known
             rows = without_guests(heeded.rows, heeded.guests) if self.before else heeded.rows
             tally.others.append(single_contributions(mechanism, rows) / one)
+
+    def _has_other_rows(self, heeded: RecordedRelease) -> bool:
+        if self.base is None:
+            return False
+        label = None if heeded.partition is None else int(heeded.partition.removeprefix("label:"))
+        held = len(self.base) if label is None else int((self.base == label).sum())
+        return len(next(iter(heeded.rows.values()))) != held + heeded.guests
 
     def _move_guests_last(self, heeded: RecordedRelease, tally: SensitivityTally) -> RecordedRelease:
         """The same release with its rows in another order, if the method has not put the guests at the end."""
@@ -589,8 +605,8 @@ def measure_sensitivity(
     """
     plan, snapshot = examined.plan, examined.snapshot
     strangers = Canaries(1 - guests.x, guests.y, guests.names)
-    first = SensitivityExaminer(guests)
-    second = SensitivityExaminer(guests, first.marks)
+    first = SensitivityExaminer(guests, base=base.y)
+    second = SensitivityExaminer(guests, first.marks, base=base.y)
     forced: list[Tensors] | None = None
     for examiner, who in ((first, strangers), (second, guests)):
         ctx = recording_context(
@@ -629,7 +645,7 @@ def measure_other_clients(
     client_data = with_records(examined.shard, with_guests(base, guests))
     memory = examined.snapshot_of(client_data).memory
     for client in others:
-        examiner = SensitivityExaminer(guests, enough=enough)
+        examiner = SensitivityExaminer(guests, enough=enough, base=base.y)
         ctx = recording_context(
             replace(plan, victim=client),
             snapshot.round,

@@ -320,7 +320,7 @@ class ScriptPlayer:
         rows, wanted = given or {}, None if partition is None else int(partition.removeprefix("label:"))
         hosts = [h for h, label in enumerate(self.labels) if wanted in (None, label)]
         count, needed = len(next(iter(rows.values()))), len(hosts) * (2 if self.script.exchanged else 1)
-        if count != needed and needed != 1:  # of one record alone, all are its own
+        if count != needed and (needed != 1 or count > 1):
             raise NoiseNotPrescribed(
                 f"query {name!r} is asked with {count} contributions of {needed} records: whose is not known"
             )
