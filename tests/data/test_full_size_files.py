@@ -68,6 +68,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 TINY = ["preset=smoke", "data.limit=60", "data.test_limit=30"]
+THREE = "partition.clients=3"
 SHORT = ["algo.matching.iterations=2", "algo.server.epochs=1"]
 VIRTUAL = [f"algo.virtual.{name}.iterations=2" for name in ("warmup", "refine")] + ["algo.global_iterations=2", "paper.terms.rounds=1"]
 
@@ -75,9 +76,9 @@ VIRTUAL = [f"algo.virtual.{name}.iterations=2" for name in ("warmup", "refine")]
 @pytest.mark.parametrize(
     ("overrides", "shape", "classes", "clients", "note"),
     [
-        (["algo=feddm", "data=cifar10", *SHORT], (3, 32, 32), 10, 3, "1500 + 300"),
-        (["algo=fedrd", "data=cifar100", "algo.projection_epochs=1", *SHORT], (3, 32, 32), 100, 3, "900 + 900"),
-        (["algo=fedfed", "data=svhn", "model=resnet18_fedfed", "algo.distill_rounds=1"], (3, 32, 32), 10, 3, "300 + 300"),
+        (["algo=feddm", "data=cifar10", THREE, *SHORT], (3, 32, 32), 10, 3, "1500 + 300"),
+        (["algo=fedrd", "data=cifar100", THREE, "algo.projection_epochs=1", *SHORT], (3, 32, 32), 100, 3, "900 + 900"),
+        (["algo=fedfed", "data=svhn", THREE, "model=resnet18_fedfed", "algo.distill_rounds=1"], (3, 32, 32), 10, 3, "300 + 300"),
         (["experiment=fedlgd_table2", "data.source=cifar10", "data.limit=570", *VIRTUAL], (3, 28, 28), 10, 57, ""),
         (["experiment=fedlgd_table3", "data=domain_folder", "data.size=96", *VIRTUAL], (3, 96, 96), 2, 4, ""),
         (["experiment=fedlgd_table1", *VIRTUAL], (3, 28, 28), 10, 5, ""),
