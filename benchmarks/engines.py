@@ -36,11 +36,11 @@ def replays(data: str, worlds: int, epochs: int) -> list[ClientReplay]:
     plan, game = experiment.plan, membership_game_of(experiment)
     progress, _, _ = run_round(plan, start_training(plan, experiment.new_ledger()), experiment.shards, Engine())
     chain, whole = round_chain(plan, progress.snapshots, 0), experiment.shards[plan.victim]
-    return [ClientReplay(plan, chain, game.shard_of_replay(whole, w), w) for w in range(1, worlds + 1)]
+    return [ClientReplay(plan, chain, whole, game, [w]) for w in range(1, worlds + 1)]
 
 
 def replayed(replay: ClientReplay) -> State:
-    return dict(replay.run()["update"])
+    return dict(replay.run()[0]["update"])
 
 
 def timed(engine: Engine, tasks: Sequence[ClientReplay]) -> tuple[float, list[State]]:

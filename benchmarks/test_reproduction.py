@@ -20,7 +20,7 @@ def test_the_page_counts_its_table_and_names_commit_scale_and_steps() -> None:
     lines, page = TABLE.read(), TABLE.page.read_text(encoding="utf-8")
     assert describe_counts(lines) in page
     counts = Counter(line.verdict for line in lines)
-    assert {*counts} <= {*VERDICTS} and all(f"{count} {kind}" in page for kind, count in counts.items())
+    assert {*counts} <= {*VERDICTS} and all(f"{kind}: {count}" in page for kind, count in counts.items())
     running = {name for name, entry in load_catalogue().items() if entry.is_trainable}
     assert {line.entry for line in lines} == running
     for line in lines:

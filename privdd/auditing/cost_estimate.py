@@ -41,6 +41,7 @@ from privdd.federated.simulation import (
     start_training,
 )
 from privdd.methods.own_training import OwnTraining
+from privdd.reporting.wording import format_bytes
 from privdd.runtime.engine import IN_THIS_PROCESS, Engine, engine_in_words
 from privdd.runtime.progress import format_seconds
 from privdd.runtime.startup import can_fork
@@ -132,12 +133,12 @@ def check_resources(experiment: Experiment, folder: Path, *, force: bool) -> Non
     least, disk, memory = least_needs(experiment), free_disk(folder), free_memory()
     if least.disk > disk:
         raise BadConfig(
-            f"capture: what clients send takes {format_bytes(least.disk)} at least, and {format_bytes(disk)} are free at {folder}; "
+            f"capture: what clients send takes {_size_text(least.disk)} at least, and {_size_text(disk)} are free at {folder}; "
             "capture.clients=victim keeps what attacks read; resources.force=true runs anyway"
         )
     if experiment.engine.kind != "ray" and memory is not None and least.memory > memory:
         raise BadConfig(
-            f"memory: this run takes {format_bytes(least.memory)} at least, and {format_bytes(memory)} are free; fewer audit.records or "
+            f"memory: this run takes {_size_text(least.memory)} at least, and {_size_text(memory)} are free; fewer audit.records or "
             "engine.workers take less; resources.force=true runs anyway"
         )
 
@@ -164,13 +165,8 @@ def free_memory() -> int | None:
     return min(known, default=None)
 
 
-def format_bytes(size: float) -> str:
-    """1536 -> "1.5 kB", 3e9 -> "3 GB" (powers of 1000)."""
-    for unit in ("bytes", "kB", "MB", "GB", "TB"):
-        if size < 1000 or unit == "TB":
-            return f"{size:.3g} {unit}"
-        size /= 1000
-    raise AssertionError("unreachable")
+def _size_text(size: float) -> str:
+    return format_bytes(size).replace("\u00a0", " ")  # a terminal's text is searched for what was typed
 
 
 @dataclass(frozen=True)
@@ -328,7 +324,7 @@ class CostEstimate:
         total = (
             f"about {format_seconds(self.wall_seconds)} on {engine_in_words(self.engine)}, {self.cpu_seconds:.0f} CPU s"
         )
-        memory, disk = format_bytes(self.needs.memory), format_bytes(self.needs.disk)
+        memory, disk = _size_text(self.needs.memory), _size_text(self.needs.disk)
         return [f"{total}; memory {memory} and disk {disk}, at least", *rows]
 
 
@@ -479,5 +475,5 @@ def describe_estimate(cost: CostEstimate | None) -> str:
     """ "estimated ..." for a run above a minute, else ""; also where nothing was timed."""
     if cost is None or cost.wall_seconds < MIN_ANNOUNCED_SECONDS:
         return ""
-    time, memory = format_seconds(cost.wall_seconds), format_bytes(cost.needs.memory)
+    time, memory = format_seconds(cost.wall_seconds), _size_text(cost.needs.memory)
     return f"estimated {time} on {engine_in_words(cost.engine)}, {memory} at least; --dry-run for details"

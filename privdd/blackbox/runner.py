@@ -27,7 +27,8 @@ Adapter = Callable[[Any, Mapping[str, Any], Mapping[str, Any]], "tuple[Any, dict
 
 @dataclass(frozen=True)
 class CheckRequest:
-    """target: -> the callable or class, asked in the child; name: of it; place: where others find it, as ``load_target`` takes it. stated: fields of ``CheckedClaim``, kind may be missing.
+    """target: -> the callable or class, asked in the child; name: of it; place: where others find it, as ``load_target``
+    takes it. stated: fields of ``CheckedClaim``, kind may be missing.
 
     args: of a class, or keywords of a function. adapter: turns components of other libraries into callables. restarts:
     whether a second process loads the mechanism afresh. seconds: of processor time; the wall limit is ``WALL`` times that.

@@ -89,9 +89,8 @@ class ExaminationState:
     step: Callable[[str], None]
     result: ExaminationResult = field(default_factory=ExaminationResult)
     worst: list[InputShapes] = field(default_factory=list)  # inputs along the directions in which most was seen
-    calls_by_words: dict[str, tuple[list[Data], list[Data]]] = field(
-        default_factory=dict
-    )  # of neighbours that were judged
+    # of neighbours that were judged: (calls with the record, calls without it)
+    calls_by_words: dict[str, tuple[list[Data], list[Data]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.shares = ErrorShares(self.confidence)

@@ -82,9 +82,8 @@ class Checked:
     seconds: float
     command: str = ""
     conditions: tuple[str, ...] = field(default=())
-    case: Mapping[str, Any] | None = field(
-        default=None, compare=False
-    )  # what ``reproduction.write_reproduction`` writes
+    # what ``reproduction.write_reproduction`` writes
+    case: Mapping[str, Any] | None = field(default=None, compare=False)
 
     @property
     def refuted(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import logging
 import re
 import warnings
 from collections.abc import Iterator
@@ -103,6 +104,7 @@ def to_png(figure: Figure) -> bytes:
 
 def to_pdf(figure: Figure) -> bytes:
     """For LaTeX: the letters are outlines of TrueType, the same bytes for the same drawing."""
+    logging.getLogger("fontTools").setLevel(logging.WARNING)  # at INFO, as commands log, it names every table of a font
     return _render_figure(figure, "pdf", 0.04, dict.fromkeys(("CreationDate", "Creator", "Producer")))
 
 

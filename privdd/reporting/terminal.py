@@ -116,7 +116,7 @@ def _epsilon_answer(findings: Findings, claim: ClaimRow | None, word: str, shown
     if finding_selection.exceeds_claim(claim, shown, findings.privacy.delta):
         return f"{head} does not cover what this run reveals"
     if proven > claim.number:
-        return f"{head} is not contradicted, and not proven either"
+        return f"{head} is {'not tested' if shown is None else 'not contradicted'}, and not proven either"
     return f"{head} is proven, and {tested}"
 
 

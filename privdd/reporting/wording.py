@@ -54,8 +54,8 @@ def format_decibel(value: float) -> str:
 
 def format_bytes(value: float) -> str:
     """A number of bytes in decimal units: 1234567 as "1.23 MB"."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if value < 999.5 or unit == "GB":
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if value < 999.5 or unit == "TB":
             break
         value /= 1000
     return f"{value:.3g}\u00a0{unit}"

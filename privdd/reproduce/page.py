@@ -75,9 +75,9 @@ class OverviewLine:
 
 
 def count_verdicts(found: Sequence[OverviewLine]) -> str:
-    """ "16 holds, 9 does not hold, ...; 3 of them stale"."""
+    """ "holds: 16, does not hold: 9, ...; 3 of them of other settings than today's"."""
     counts, old = Counter(line.verdict for line in found), sum(bool(line.stale) for line in found)
-    counted = ", ".join(f"{counts[kind]} {kind}" for kind in VERDICTS if counts[kind])
+    counted = ", ".join(f"{kind}: {counts[kind]}" for kind in VERDICTS if counts[kind])
     return f"{counted}; {old} of them of other settings than today's" if old else counted
 
 

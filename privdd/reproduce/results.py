@@ -239,9 +239,7 @@ def find_uneven_rows(entry: PaperEntry, scale: str, made: Sequence[PaperCell]) -
 LEVEL = 0.05
 HOLDS, HOLDS_IN_MEAN, REVERSED, REVERSED_IN_MEAN = "holds", "holds in the mean", "reversed", "reversed in the mean"
 CANNOT_TELL = "cannot be told at this scale"
-SAME_IMAGES = (
-    0.02  # of their norm: images that matching moves by less are those that it started from (5 % gains two points)
-)
+SAME_IMAGES = 0.02  # of their norm: images that matching moves by less count as those that it started from
 
 
 @dataclass(frozen=True)

@@ -89,8 +89,8 @@ def _notes_folder() -> Path:
 def _code_digest() -> str:
     """Of the code that checks: every file's name, size and time, and the libraries' versions."""
     package = Path(privdd.__file__).parent
-    told: list[Any] = [version(name) for name in LIBRARIES]
+    versions: list[Any] = [version(name) for name in LIBRARIES]
     for place in (package, package.parent / "attacks"):
         files = ((file.relative_to(place.parent), file.stat()) for file in sorted(place.rglob("*.py")))
-        told += [(str(name), state.st_size, state.st_mtime_ns) for name, state in files]
-    return hashlib.sha256(json.dumps(told).encode()).hexdigest()
+        versions += [(str(name), state.st_size, state.st_mtime_ns) for name, state in files]
+    return hashlib.sha256(json.dumps(versions).encode()).hexdigest()

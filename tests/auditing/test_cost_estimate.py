@@ -22,11 +22,11 @@ from privdd.auditing.cost_estimate import (
     RoundTiming,
     Stage,
     TwoClientEngine,
+    _size_text,
     check_resources,
     choose_engine,
     describe_estimate,
     estimate_cost,
-    format_bytes,
     free_disk,
     free_memory,
     least_needs,
@@ -148,7 +148,7 @@ def test_what_is_free_is_found_on_this_machine(tmp_path: Path, monkeypatch: pyte
 
 
 def test_sizes_are_spelt_in_powers_of_a_thousand() -> None:
-    assert [format_bytes(n) for n in (12, 1536, 3e9, 2.24e14)] == ["12 bytes", "1.54 kB", "3 GB", "224 TB"]
+    assert [_size_text(n) for n in (12, 1536, 3e9, 2.24e14)] == ["12 B", "1.54 kB", "3 GB", "224 TB"]
 
 
 # --- time --------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import pytest
 
 from privdd.reporting import figures
 from privdd.reporting.figures import RocLine, step_curve
-from privdd.reporting.style import VARIABLES, themed_svg, to_svg
+from privdd.reporting.style import VARIABLES, themed_svg, to_pdf, to_svg
 
 
 @pytest.fixture(scope="module")
@@ -21,3 +21,10 @@ def test_names_are_escaped_and_colours_follow_the_page(line: RocLine) -> None:
     made = themed_svg(to_svg(figures.draw_roc([line])), "roc", 'a "label" <b>')
     assert "<LiRA>" not in made and "&lt;LiRA&gt;" in made and "<b>" not in made and made.endswith("</svg>")
     assert not any(colour in made for colour in VARIABLES) and "var(--s0)" in made
+
+
+def test_a_figure_for_latex_says_nothing_on_the_terminal(line: RocLine, caplog: pytest.LogCaptureFixture) -> None:
+    """A run's commands log at level INFO; fontTools reports each table of a font at that level."""
+    with caplog.at_level("INFO"):
+        assert to_pdf(figures.draw_roc([line])).startswith(b"%PDF")
+    assert caplog.records == []

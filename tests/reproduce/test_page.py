@@ -83,7 +83,7 @@ def test_each_verdict(small: Path) -> None:
     stored(small, "feddm.figure3", *(column(str(at), text=text) for at, text in enumerate(texts)), stand_in=True)
     found = [line for line in collect_lines(small) if line.page]
     assert [line.verdict for line in found] == [HOLDS_HERE, FAILS_HERE, NOT_DECIDED, NOT_DECIDED, CANNOT_TELL, HOLDS_HERE, FAILS_HERE, NOT_DECIDED, NOTHING_TO_COMPARE, CANNOT_TELL]
-    assert count_verdicts(found) == "2 holds, 2 does not hold, 3 not decided, 2 cannot be told at this scale, 1 nothing to compare; 10 of them of other settings than today's"
+    assert count_verdicts(found) == "holds: 2, does not hold: 2, not decided: 3, cannot be told at this scale: 2, nothing to compare: 1; 10 of them of other settings than today's"
     assert found[4].detail.endswith("; x") and found[9].detail.endswith("; x") and found[0].made == "T = 20; scale=small; commit ccccccc"
     assert found[0].detail == "+10.0 points to the best of the others, p 0.02; 2 of 3 pairs as in the paper"
     assert (found[0].statement, found[5].statement) == ("feddm ahead of all others", "FedDM is best")
@@ -103,7 +103,7 @@ def test_what_is_missing_is_said(small: Path) -> None:
     for name, entry in load_catalogue().items():
         if not entry.is_trainable:
             assert found[name].verdict == NOT_RUN and entry.why in found[name].detail
-    assert f"{len(waiting)} not run yet" in page and 'href="feddm.table2/reproduction.html"' in page
+    assert f"not run yet: {len(waiting)}" in page.lower() and 'href="feddm.table2/reproduction.html"' in page
 
 
 def test_seeds_without_a_model_and_data_that_stand_in_are_said(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:

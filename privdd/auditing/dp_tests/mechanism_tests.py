@@ -126,8 +126,9 @@ def _findings_of_query(
     kappa, at = max((of.worst_guest(relation)[0], t) for t, of in tallies.items())
     worst = tallies[at].worst_guest(relation)[1]
     found_in = f"; worst, in round {at}, is {tallies[at].name_guest(guests, worst)}{tallies[at].describe_faults()}"
-    searched = f"{looked_at}, {calls} release(s) of {name!r} in each, {len(guests)} crafted records{found_in}"
-    yield statement.sensitivity_finding(kappa, len(guests), searched, sorted(tallies))
+    seen = len({guest for of in tallies.values() for guest in of.changes})
+    searched = f"{looked_at}, {calls} release(s) of {name!r} in each, {seen} crafted record(s){found_in}"
+    yield statement.sensitivity_finding(kappa, seen, searched, sorted(tallies))
     worst = tally.worst_guest(relation)[1]
     stage = QuerySetup(subject.plan_with_few_images(), snapshot, subject.shard, name, guests.x[worst])
     keys, budget = subject.keys.fold("runs", name), subject.budget

@@ -419,10 +419,8 @@ def _is_identical(a: Tensors, b: Tensors) -> bool:
 
 
 NOISE_ERROR = 1e-6  # probability that noise of the stated size is reported as too small
-MAX_OTHER_CLIENTS, RELEASES_OF_OTHERS = (
-    16,
-    2,
-)  # clients beside the audited one, and releases of each cell, that are looked at
+MAX_OTHER_CLIENTS = 16  # clients beside the audited one that are looked at
+RELEASES_OF_OTHERS = 2  # that are looked at, of each cell
 SEARCH_INTERVAL = 8  # of a partition's later releases, one in so many is searched
 
 
@@ -432,11 +430,12 @@ class SensitivityTally:
 
     changes: guest -> largest change, in units; calls: releases by partition; residual, numbers: sum of squares and
     count of the drawn noise values, in units of the stated noise; others: the other records' contributions in the
-    first releases; moved: the most that they change, zero
-    wherever the proof holds (batch norm, a map trained on the records, or a normaliser that reads them shows up here); leak: what else depends on a record, in words, which has no
-    bound; others_at: another client than the audited one, where most of the change was seen; sizes: guest -> the norm of its contribution before it is clipped; unclipped: what a contribution beyond any clip
-    norm changes where that is more than one unit and the mechanism says that it clips; kept: contributions of the guest
-    ``keeps``, release by release; in_order: whether the method leaves its records in the order in which it has them.
+    first releases; moved: the most that they change, zero wherever the proof holds (batch norm, a map trained on the
+    records, or a normaliser that reads them shows up here); leak: what else depends on a record, in words, which has no
+    bound; others_at: another client than the audited one, where most of the change was seen; sizes: guest -> the norm
+    of its contribution before it is clipped; unclipped: what a contribution beyond any clip norm changes where that is
+    more than one unit and the mechanism says that it clips; kept: contributions of the guest ``keeps``, release by
+    release; in_order: whether the method leaves its records in the order in which it has them.
     """
 
     changes: dict[int, float] = field(default_factory=dict)
