@@ -109,7 +109,7 @@ def auc_interval(scores: Any, member: Any, confidence: float = 0.95, *, clusters
         raise ValueError(f"confidence={confidence}: a number in (0, 1) is needed")
     values, inside = _check_scores_and_members(scores, member)
     influence, area = _auc_influence(values, inside)
-    groups = [_number_labels(c) for c in clusters]
+    groups = [number_labels(c) for c in clusters]
     half = (1 - confidence) / 2
     smallest = min([g.max() + 1 for g in groups] + [int(inside.sum()), int((~inside).sum())])
     if area in (0.0, 1.0):
@@ -155,12 +155,12 @@ def _clustered_variance(influence: np.ndarray, groups: Sequence[np.ndarray]) -> 
 
 def _design_effect(residual: np.ndarray, clusters: Sequence[np.ndarray], rate: float) -> float:
     """How many times the clustered variance of a rate exceeds the binomial one, at least 1."""
-    groups = [_number_labels(c) for c in clusters]
+    groups = [number_labels(c) for c in clusters]
     plain = len(residual) * rate * (1 - rate)
     return max(1.0, _clustered_variance(residual, groups) / plain) if groups and plain > 0 else 1.0
 
 
-def _number_labels(labels: Any) -> np.ndarray:
+def number_labels(labels: Any) -> np.ndarray:
     """Labels (n,) as 0, 1, ... in their order, without gaps."""
     known = np.asarray(labels)
     if known.dtype.kind not in "iu" or not len(known) or known.min() < 0 or known.max() > 4 * len(known):

@@ -167,7 +167,7 @@ def records_from_arrays(key: str, x: Any, y: Any = None, *, least: int = MIN_REC
         raise BadConfig(
             f"{key}: x must hold finite numbers or NaN for missing ones; {_locate_first(np.isinf(values))} is infinite"
         )
-    whole, names = _number_labels(key, labels)
+    whole, names = number_labels(key, labels)
     return LabelledRecords(_scale_bytes(values), torch.from_numpy(whole), form, names)
 
 
@@ -301,7 +301,7 @@ def _as_array(values: Any) -> NDArray[Any]:
     return np.asarray(values)
 
 
-def _number_labels(key: str, labels: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[Any] | None]:
+def number_labels(key: str, labels: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[Any] | None]:
     """(whole numbers from 0, None), or places in the sorted labels and these."""
     if labels.dtype.kind == "O":
         if any(one is None or one != one for one in labels.tolist()):

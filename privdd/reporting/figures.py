@@ -15,7 +15,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from attacks import images
-from attacks.roc import Clusters, roc, tpr_at_fpr
+from attacks.roc import Clusters, number_labels, roc, tpr_at_fpr
 from privdd.reporting import wording
 from privdd.reporting.style import (
     ACCOUNTED,
@@ -57,7 +57,7 @@ def step_curve(scores: np.ndarray, members: np.ndarray, *, clusters: Clusters = 
     """
     members = np.asarray(members).astype(bool)
     outsiders = int((~members).sum())
-    curve = roc(scores, members)
+    curve, clusters = roc(scores, members), [number_labels(labels) for labels in clusters]
     wanted = np.unique(np.round(np.geomspace(1, outsiders, points)).astype(int)) / outsiders
     # tpr_at_fpr takes no rate of zero: half of one non-member stands for "no false positives".
     rates = np.append(0.5 / outsiders, wanted)

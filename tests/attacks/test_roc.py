@@ -8,7 +8,7 @@ import torch
 from scipy.stats import binom, norm
 from sklearn.metrics import roc_auc_score, roc_curve
 
-from attacks.roc import _auc_influence, _number_labels, auc_interval, roc, thin_curve, tpr_at_fpr
+from attacks.roc import _auc_influence, auc_interval, number_labels, roc, thin_curve, tpr_at_fpr
 
 
 @pytest.mark.parametrize("levels", [2, 4, 50, None])
@@ -116,7 +116,7 @@ def test_influences_and_labels_are_those_of_a_search(levels):
     found = _auc_influence(values, inside)
     assert found[1] == area and np.array_equal(found[0], (placement - area) / np.where(inside, len(positive), len(negative)))
     for labels in (rng.choice([0, 3, 7, 90], 300), rng.integers(-5, 5, 300), rng.choice([0, 10**9], 300), rng.random(300)):
-        assert np.array_equal(_number_labels(labels), np.unique(labels, return_inverse=True)[1])
+        assert np.array_equal(number_labels(labels), np.unique(labels, return_inverse=True)[1])
     curve = roc(values, inside)
     for rate in (0.01, 0.3):
         assert tpr_at_fpr(values, inside, rate, curve=curve) == tpr_at_fpr(values, inside, rate)
