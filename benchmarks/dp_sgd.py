@@ -1,8 +1,9 @@
-"""One DP-SGD step: per-record gradients and their clipped sum by torch.func, by Opacus's hooks, and a plain step.
+"""The clipped sum of one DP-SGD step on a lattice, beside a plain step and Opacus's ghost clipping and hooks.
 
-    python -m benchmarks.dp_sgd [--batch 64] [--repeats 7]
+    python -m benchmarks.dp_sgd [--batch 32 256] [--repeats 15] [--padding]
 
-CPU time of one thread, medians, taken in turn. Opacus clips and sums by its own optimiser's rule.
+CPU time of one thread, medians, taken in turn. Opacus clips and sums in float32 by its own rule. With --padding: small batches
+as they are computed, filled up to the least pass (``privdd.privacy.batch_invariance``), beside batches of their own size.
 """
 
 from __future__ import annotations
@@ -10,10 +11,12 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
+import warnings
 from collections.abc import Callable
 
 import torch
 from opacus import GradSampleModule
+from opacus.grad_sample import GradSampleModuleFastGradientClipping
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
@@ -22,59 +25,101 @@ from privdd.core.rng import Keys
 from privdd.models import ModelSpec, build, initial
 from privdd.privacy.clipping import clipped_sum
 from privdd.privacy.lattice import Lattice
-from privdd.training.dp_sgd import cross_entropy_of, record_gradients
+from privdd.training.dp_sgd import cross_entropy_of
+from privdd.training.record_gradients import LayerGradients, record_gradients
 
 LATTICE = Lattice.under(1.0, 1.0)
 SHAPE, CLASSES = (1, 28, 28), 10
-SPECS = (ModelSpec("smallcnn", width=32), ModelSpec("convnet", width=32))
+SPECS = (
+    ModelSpec("mlp", width=256),
+    ModelSpec("smallcnn", width=32),
+    ModelSpec("convnet", width=32, norm="instance"),
+)
+PADDED = (1, 2, 3, 4, 6, 8)
 
 
 def variants(spec: ModelSpec, x: Tensor, y: Tensor) -> dict[str, Callable[[], object]]:
     state = initial(spec, SHAPE, CLASSES, Keys(0).torch())
-    model = build(spec, SHAPE, CLASSES)
-    hooked: nn.Module = build(spec, SHAPE, CLASSES)
-    hooked.load_state_dict(state)
-    sampled = GradSampleModule(hooked, loss_reduction="sum")
+
+    def network() -> nn.Module:
+        model = build(spec, SHAPE, CLASSES)
+        model.load_state_dict(state)
+        return model
+
+    model, loss = network(), cross_entropy_of(build(spec, SHAPE, CLASSES))
+    hooked = GradSampleModule(network(), loss_reduction="sum")
+    fast = GradSampleModuleFastGradientClipping(network(), max_grad_norm=1.0, use_ghost_clipping=True, loss_reduction="sum")
     leaves = {name: value.clone().requires_grad_(True) for name, value in state.items()}
 
     def plain() -> object:
-        loss = F.cross_entropy(functional_call(model, leaves, (x,)), y)
-        return torch.autograd.grad(loss, list(leaves.values()))
+        mean = F.cross_entropy(functional_call(model, leaves, (x,)), y)
+        return torch.autograd.grad(mean, list(leaves.values()))
 
     def ours() -> object:
-        return clipped_sum(record_gradients(cross_entropy_of(model), state, x, y), 1.0, LATTICE)
+        return clipped_sum(record_gradients(loss, state, x, y), 1.0, LATTICE)
 
-    def opacus() -> object:
-        sampled.zero_grad()
-        F.cross_entropy(sampled(x), y, reduction="sum").backward()
-        return clipped_sum({name: p.grad_sample for name, p in sampled.named_parameters()}, 1.0, LATTICE)
+    def hooks() -> object:
+        hooked.zero_grad()
+        F.cross_entropy(hooked(x), y, reduction="sum").backward()
+        grads = [p.grad_sample for p in hooked.parameters()]
+        norms = torch.stack([g.flatten(1).norm(dim=1) for g in grads], 1).norm(dim=1)
+        factors = (1 / (norms + 1e-6)).clamp(max=1)
+        return [torch.einsum("i,i...", factors, g) for g in grads]
 
-    return {"plain": plain, "torch.func": ours, "Opacus hooks": opacus}
+    def ghost() -> object:
+        losses = F.cross_entropy(fast(x), y, reduction="none")
+        losses.sum().backward(retain_graph=True)
+        fast.zero_grad()
+        fast.disable_hooks()
+        (fast.get_clipping_coef() * losses).sum().backward()
+        fast.enable_hooks()
+        return [p.grad for p in fast.parameters()]
+
+    return {"plain": plain, "privdd": ours, "Opacus ghost": ghost, "Opacus hooks": hooks}
 
 
-def seconds(work: Callable[[], object]) -> float:
-    start = time.process_time()
-    work()
-    return time.process_time() - start
+def padding(spec: ModelSpec) -> dict[str, Callable[[], object]]:
+    state, made = initial(spec, SHAPE, CLASSES, Keys(0).torch()), LayerGradients(cross_entropy_of(build(spec, SHAPE, CLASSES)))
+    x, y = torch.rand(max(PADDED), *SHAPE, generator=Keys(0).torch()), torch.zeros(max(PADDED), dtype=torch.int64)
+
+    def at(count: int, padded: bool) -> Callable[[], object]:
+        part = x[:count], y[:count]
+        return lambda: record_gradients(made.loss, state, *part) if padded else made(state, *part)
+
+    return {f"{count}{' padded' if padded else ''}": at(count, padded) for count in PADDED for padded in (False, True)}
+
+
+def measure(work: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
+    """Median CPU seconds of each, taken in turn; the first turn is left out."""
+    times: dict[str, list[float]] = {name: [] for name in work}
+    for _ in range(repeats + 1):
+        for name, run in work.items():
+            start = time.process_time()
+            run()
+            times[name].append(time.process_time() - start)
+    return {name: statistics.median(values[1:]) for name, values in times.items()}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--batch", type=int, default=64)
-    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--batch", type=int, nargs="+", default=[32, 256])
+    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--padding", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    g = Keys(0).fold("data").torch()
-    x, y = torch.rand(options.batch, *SHAPE, generator=g), torch.randint(CLASSES, (options.batch,), generator=g)
+    warnings.filterwarnings("ignore", message="Full backward hook is firing")
     for spec in SPECS:
-        work = variants(spec, x, y)
-        times: dict[str, list[float]] = {name: [] for name in work}
-        for _ in range(options.repeats + 1):
-            for name, run in work.items():
-                times[name].append(seconds(run))
-        medians = {name: statistics.median(values[1:]) for name, values in times.items()}
-        shown = ", ".join(f"{name} {1e3 * m:.0f} ms ({m / medians['plain']:.2f}x)" for name, m in medians.items())
-        print(f"{spec.name} width {spec.width}: {shown}")
+        if options.padding:
+            found = measure(padding(spec), options.repeats)
+            print(f"{spec.name} width {spec.width}: " + ", ".join(f"{n} {1e3 * m:.2f} ms" for n, m in found.items()))
+            continue
+        for batch in options.batch:
+            g = Keys(0).fold("data").torch()
+            x, y = torch.rand(batch, *SHAPE, generator=g), torch.randint(CLASSES, (batch,), generator=g)
+            found = measure(variants(spec, x, y), options.repeats)
+            shown = ", ".join(f"{name} {1e3 * m:.1f} ms ({m / found['plain']:.2f}x)" for name, m in found.items())
+            ratio = found["privdd"] / found["Opacus ghost"]
+            print(f"{spec.name} width {spec.width}, batch {batch}: {shown}; {ratio:.2f} of ghost", flush=True)
 
 
 if __name__ == "__main__":

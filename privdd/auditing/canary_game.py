@@ -22,14 +22,21 @@ from attacks.membership.attack import guess_counts
 from attacks.one_run import largest_refuted_parameter, one_run_bounds
 from attacks.statistics import shared_confidence
 from attacks.types import Adversary, Family, Finding, Surface
-from privdd.auditing.dp_tests.instrumentation import clean_numbers, flatten_tensors, instrumented_context
+from privdd.auditing.dp_tests.instrumentation import (
+    clean_numbers,
+    flatten_tensors,
+    instrumented_context,
+    single_contributions,
+)
 from privdd.auditing.dp_tests.statement import GuaranteeSubject
 from privdd.auditing.views import FinishedRun
 from privdd.core.rng import Keys
 from privdd.core.types import Records, Shard, Tensors
 from privdd.core.validation import BadConfig
+from privdd.federated.channel import device_of
 from privdd.federated.noise_log import ObservedRound
 from privdd.federated.simulation import Plan
+from privdd.privacy.clipping import count_records, take_records
 from privdd.privacy.ledger import Ledger
 from privdd.privacy.mechanism import Mechanism, Output
 from privdd.privacy.noise import ZERO_NOISE
@@ -149,15 +156,13 @@ def noised_sum_of_release(
     rows, size = asked.rows, int(own.sum())
     if not len(at):
         return None
-    if len(next(iter(rows.values()))) != size + len(at):
-        raise ValueError(f"{asked.name}: {len(next(iter(rows.values())))} contributions of {size} + {len(at)} records")
+    if count_records(rows) != size + len(at):
+        raise ValueError(f"{asked.name}: {count_records(rows)} contributions of {size} + {len(at)} records")
     taken = torch.ones(size, dtype=torch.bool)
     if asked.taken is not None:  # one coin for each of the client's records, or for each of this partition
         taken = asked.taken[own] if len(asked.taken) == len(base) else asked.taken[:size]
-    silent = mechanism({name: t[:size][taken.to(t.device)] for name, t in rows.items()}, ZERO_NOISE)
-    effects = [
-        clean_numbers(mechanism, {n: t[size + i : size + i + 1] for n, t in rows.items()}) for i in range(len(at))
-    ]
+    silent = mechanism(take_records(rows, taken.nonzero()[:, 0].to(device_of(rows))), ZERO_NOISE)
+    effects = [clean_numbers(mechanism, take_records(rows, slice(size + i, size + i + 1))) for i in range(len(at))]
     observed = flatten_tensors(asked.value).double() - flatten_tensors(silent.exact or {}).double()
     stack: np.ndarray = torch.stack(effects).double().cpu().numpy()
     return at, stack, observed.cpu().numpy(), silent.noise_std, float(mechanism.sampling_probability)
@@ -214,10 +219,8 @@ def _choose_spread(plan: Plan, shard: Shard, candidates: Records, count: int) ->
 
     def note_contributions(asked: ObservedRelease) -> None:
         mechanism = plan.mechanisms[asked.name]
-        if is_noised_sum(mechanism) and len(next(iter(asked.rows.values()))):
-            size = len(next(iter(asked.rows.values())))
-            rows = [clean_numbers(mechanism, {n: t[i : i + 1] for n, t in asked.rows.items()}) for i in range(size)]
-            made = torch.stack(rows).double()
+        if is_noised_sum(mechanism) and count_records(asked.rows):
+            made = single_contributions(mechanism, asked.rows).double()
             if asked.partition not in effects_by_cell or made.shape[1] > effects_by_cell[asked.partition].shape[1]:
                 effects_by_cell[asked.partition] = made
 

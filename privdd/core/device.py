@@ -58,13 +58,15 @@ class _DeviceMove:
             return value.to(self.device)
         if isinstance(value, nn.Module):
             return self._move_network(value)
+        if dataclasses.is_dataclass(value) and not isinstance(
+            value, type
+        ):  # before mappings, some of which are lazy ones
+            return self._move_dataclass(value)
         if isinstance(value, Mapping):
             return self._rebuild_if_moved(value, list(value.values()), lambda found: dict(zip(value, found)))
         if isinstance(value, list | tuple):
             named = getattr(type(value), "_make", type(value))
             return self._rebuild_if_moved(value, list(value), named)
-        if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            return self._move_dataclass(value)
         return self._move_callable(value)
 
     def _rebuild_if_moved(self, value: Any, parts: list[Any], make: Callable[[list[Any]], Any]) -> Any:

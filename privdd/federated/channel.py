@@ -21,6 +21,7 @@ from attacks.types import Surface
 from privdd.core.device import to_device
 from privdd.core.rng import Keys
 from privdd.core.types import Artifact, Problem, Received, Tensors, Upload
+from privdd.privacy.clipping import parts_of
 from privdd.privacy.ledger import UNPROTECTED_EVENTS
 from privdd.privacy.mechanism import LedgerRow, Mechanism, Output
 from privdd.privacy.noise import Noise, noise_for
@@ -49,7 +50,7 @@ def digest_tensors(value: Tensors) -> str:
 
 def device_of(value: Tensors) -> torch.device:
     """The device of the tensors."""
-    return next((tensor.device for tensor in value.values()), torch.device("cpu"))
+    return next((part.device for part in parts_of(value).values()), torch.device("cpu"))
 
 
 def tensor_shapes(value: Tensors) -> dict[str, tuple[int, ...]]:

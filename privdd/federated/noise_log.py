@@ -19,6 +19,7 @@ from torch import Tensor
 
 from attacks.low_bits import examine_low_bits
 from privdd.core.types import State, Tensors
+from privdd.privacy.clipping import count_records
 from privdd.privacy.mechanism import Mechanism, Output
 
 
@@ -66,7 +67,7 @@ def noise_law_of(event: dpa.DpEvent) -> Law | None:
 def compute_residuals(mechanism: Mechanism, output: Output) -> dict[str, Tensor]:
     """Tensor name -> residuals (copies, *shape), standard normal if the noise is what the output states.
 
-    Laplace noise is taken to normal scores. Raises ValueError, which says what is missing, where the output
+    In whole steps where it is on a lattice: the clean value lies between them. Laplace noise is taken to normal scores. Raises ValueError, which says what is missing, where the output
     does not show its clean value, or states no noise, or noise of another law.
     """
     law = noise_law_of(output.event)
@@ -81,8 +82,9 @@ def compute_residuals(mechanism: Mechanism, output: Output) -> dict[str, Tensor]
         if released.numel() != copies * clean.numel():
             raise ValueError(f"{name}: {tuple(released.shape)} released of {tuple(clean.shape)}")
         scale = _noise_scales(mechanism, output, clean, copies).reshape(copies, *(1,) * clean.ndim)
-        gap = (released.detach().double().reshape(copies, *clean.shape) - clean.detach().double()) / scale.to(
-            clean.device
+        gap = released.detach().double().reshape(copies, *clean.shape) - clean.detach().double()
+        gap = (gap if output.lattice is None else (gap / output.lattice).round_() * output.lattice) / scale.to(
+            gap.device
         )
         found[name] = gap.cpu() if law == "gaussian" else _normal_scores(gap.cpu())
     return found
@@ -226,7 +228,7 @@ class RoundLog:
         """An output of ``mechanism``; given: the contributions that it was computed from, record by record."""
         if output is None or isinstance(output.event, dpa.NonPrivateDpEvent) or not all(output.flags.values()):
             return  # nothing is promised of it
-        count = len(next(iter(given.values()))) if given and mechanism.per_record else None
+        count = count_records(given) if given and mechanism.per_record else None
         noted = ReleaseLog(name, partition, count, event=output.event)
         self.releases.append(noted)
         try:

@@ -21,7 +21,6 @@ from privdd.federated.channel import POST_PROCESSING
 from privdd.methods import dp_head
 from privdd.privacy import accounting, clipping, ledger
 from privdd.privacy.events import Tally
-from privdd.privacy.lattice import MAX_STEPS, Lattice
 from privdd.privacy.mechanism import LedgerRow, Output
 from privdd.privacy.mechanisms import ClippedSum, client_level, clipped_sum, gaussian_features
 from privdd.privacy.noise import Noise
@@ -49,10 +48,8 @@ def _remove_own_bound(honest: Any, weight: Any, rows: Any, y: Any, longest: Any 
 
 
 def _patch_factors(made: FactorRule) -> Patch:
-    """Change the factor of each record: (norms (n,), clip norm) -> (n,). Sums are then counted in 64 bits."""
-    under = Lattice.under
-    roomy = staticmethod(lambda std, norm: replace(under(std, norm), largest=MAX_STEPS))
-    places = ((clipping, "clip_factors", made), (gaussian_features, "clip_factors", made), (Lattice, "under", roomy))
+    """Change the factor of each record: (norms (n,), clip norm) -> (n,)."""
+    places = ((clipping, "clip_factors", made), (gaussian_features, "clip_factors", made))
     return combine_patches(lambda: swap_attributes(*places), _remove_own_bound)
 
 

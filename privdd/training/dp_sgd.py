@@ -11,17 +11,16 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
+from torch.func import functional_call, grad
 from torch.nn import functional as F
 
 from privdd.core.loop_timing import timed_steps
 from privdd.core.types import Records, State, Tensors
 from privdd.federated.channel import ClientContext
-from privdd.privacy.batch_invariance import compute_rows
 from privdd.privacy.mechanism import Mechanism
+from privdd.training.record_gradients import RecordLoss, record_gradients
 from privdd.training.sgd import Correction, SharedBatches
 
-RecordLoss = Callable[..., Tensor]  # (parameters, x (1, c, h, w), y (1,), *draws (1, ...)) -> scalar
 Draws = Callable[[int, Tensor], tuple[Tensor, ...]]  # step, ids (n,) of a batch -> tensors (n, ...) that read no data
 QUERY = "dpsgd"
 
@@ -42,19 +41,9 @@ def check_model(model: nn.Module) -> None:
     raise ValueError(f"model: no per-record gradients for DP-SGD: {problems}")
 
 
-def record_gradients(loss: RecordLoss, params: Tensors, x: Tensor, y: Tensor, draws: tuple[Tensor, ...] = ()) -> State:
-    """Gradient of ``loss`` for each record alone: name -> (n, *parameter shape); n = 0 allowed."""
-
-    def loss_of_record(values: State, *one: Tensor) -> Tensor:
-        return loss(values, *(tensor.unsqueeze(0) for tensor in one))
-
-    dims = (None,) + (0,) * (2 + len(draws))
-    return compute_rows(vmap(grad(loss_of_record), in_dims=dims), dict(params), x, y, *draws)
-
-
 def cross_entropy_of(model: nn.Module) -> RecordLoss:
     """The default loss: cross-entropy of one record."""
-    return lambda params, x, y: F.cross_entropy(functional_call(model, params, (x,)), y)
+    return lambda params, x, y: -F.log_softmax(functional_call(model, params, (x,)), 1).gather(1, y.unsqueeze(1)).mean()
 
 
 def dp_local_sgd(

@@ -17,7 +17,8 @@ from privdd.privacy import batch_invariance
 from privdd.privacy.batch_invariance import LEAST, MOST, PassSizes, compute_rows
 from privdd.privacy.clipping import clipped_sum, record_norms
 from privdd.privacy.lattice import Lattice
-from privdd.training.dp_sgd import cross_entropy_of, record_gradients
+from privdd.training.dp_sgd import cross_entropy_of
+from privdd.training.record_gradients import record_gradients
 
 SHAPE, CLASSES = (1, 8, 8), 10
 SIZES = (1, 2, 3, 4, 5, 7, 8, 9, 15, 20)
@@ -84,7 +85,7 @@ def test_one_record_moves_the_sum_by_the_clip_norm_at_most_at_weights_that_a_ser
     x, y = drawn(200, *SHAPE), torch.randint(CLASSES, (200,), generator=Keys(5).torch())
 
     def total(at: Tensor) -> Tensor:
-        return clipped_sum(record_gradients(loss, state, x[at], y[at]), 1.0, lattice).double() * lattice.step
+        return lattice.to_numbers(clipped_sum(record_gradients(loss, state, x[at], y[at]), 1.0, lattice), torch.float64)
 
     draws = [torch.randperm(200, generator=Keys(6, (str(turn),)).torch())[:size] for turn in range(60)]
     moves = [float((total(at) - total(at[1:])).norm()) for at in draws]

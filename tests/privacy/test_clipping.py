@@ -18,7 +18,7 @@ from privdd.privacy.clipping import (
 )
 from privdd.privacy.lattice import Lattice
 
-FINE = Lattice(2.0**-24)
+FINE = Lattice(2.0**-24, 2.0**-24)
 
 
 def contributions(records: int = 5) -> dict[str, torch.Tensor]:

@@ -18,9 +18,9 @@ from privdd.training.dp_sgd import (
     count_private_steps,
     cross_entropy_of,
     dp_local_sgd,
-    record_gradients,
     train_privately,
 )
+from privdd.training.record_gradients import record_gradients
 from privdd.training.sgd import SharedBatches
 from tests.contexts import CLASSES, context, network, records
 

@@ -30,6 +30,7 @@ from privdd.federated.channel import (
     digest_tensors,
 )
 from privdd.federated.simulation import Plan, Snapshot
+from privdd.privacy.clipping import count_records, take_records
 from privdd.privacy.ledger import UNPROTECTED_EVENTS
 from privdd.privacy.mechanism import LedgerRow, Mechanism, Output
 from privdd.privacy.noise import ZERO_NOISE, Noise, SeededNoise
@@ -118,7 +119,7 @@ class ReleaseRecorder:
 
 def without_guests(rows: Tensors, guests: int) -> Tensors:
     """The rows without the last ``guests``."""
-    return {name: tensor[: len(tensor) - guests] for name, tensor in rows.items()} if guests else rows
+    return take_records(rows, slice(count_records(rows) - guests)) if guests else rows
 
 
 def value_before_noise(mechanism: Mechanism, rows: Tensors) -> Tensors:
@@ -222,7 +223,7 @@ class SeenContributions:
             self.marks.setdefault(name, []).append(contribution_fingerprints(heeded.rows))
         if mechanism.per_record and (len(totals) <= COMPARED_RELEASES or cell not in cells):
             order = self.marks[name][-1][:, 0].argsort()[: self.rows]
-            alone = single_contributions(mechanism, {n: t[order] for n, t in heeded.rows.items()}) / one
+            alone = single_contributions(mechanism, take_records(heeded.rows, order)) / one
             self.singly.setdefault(name, {})[len(totals)] = alone
             self._update_largest(name, (len(totals) - 1, cell), contribution_norms(heeded.rows))
         cells.append(cell)
@@ -242,8 +243,7 @@ def contribution_norms(rows: Tensors) -> Tensor:
 
 def single_contributions(mechanism: Mechanism, rows: Tensors) -> Tensor:
     """What each of the records alone would contribute, (n, p), clipped as the mechanism does."""
-    count = len(next(iter(rows.values())))
-    each = [clean_numbers(mechanism, {n: t[i : i + 1] for n, t in rows.items()}) for i in range(count)]
+    each = [clean_numbers(mechanism, take_records(rows, slice(i, i + 1))) for i in range(count_records(rows))]
     return torch.stack(each) if each else torch.zeros(0, 1)
 
 

@@ -50,6 +50,7 @@ from privdd.core.rng import Keys
 from privdd.core.types import Records, Shard, State, Tensors, Upload
 from privdd.federated.channel import digest_tensors
 from privdd.federated.simulation import Plan, Snapshot
+from privdd.privacy.clipping import count_records, scale_records, take_records
 from privdd.privacy.mechanism import Mechanism
 from privdd.privacy.noise import ZERO_NOISE
 
@@ -578,19 +579,19 @@ class SensitivityExaminer:
         apart = torch.full((len(now),), torch.inf, dtype=torch.float64).index_copy(0, columns, away)
         order = apart.argsort(stable=True)
         tally.in_order = False
-        return replace(heeded, rows={n: t[order] for n, t in heeded.rows.items()})
+        return replace(heeded, rows=take_records(heeded.rows, order))
 
 
 def _with_guest(heeded: RecordedRelease, guest: int, times: float = 1.0) -> Tensors:
     """The base rows and one guest's, so many times as long."""
-    own, base = _guest_row(heeded, guest), without_guests(heeded.rows, heeded.guests)
-    return {n: torch.cat([base[n], own[n] * times]) for n in own}
+    base = count_records(heeded.rows) - heeded.guests
+    rows = take_records(heeded.rows, torch.tensor([*range(base), base + guest]))
+    return rows if times == 1 else scale_records(rows, torch.tensor([*[1.0] * base, times]))
 
 
 def _guest_row(heeded: RecordedRelease, guest: int) -> Tensors:
     """One guest's row."""
-    at = {n: len(t) - heeded.guests + guest for n, t in heeded.rows.items()}
-    return {n: t[at[n] : at[n] + 1].clone() for n, t in heeded.rows.items()}
+    return take_records(heeded.rows, [count_records(heeded.rows) - heeded.guests + guest])  # a list: a copy
 
 
 def measure_sensitivity(

@@ -26,6 +26,7 @@ from torch.nn import functional
 
 from attacks.certificates import TiltedDraws
 from privdd.core.types import Tensors
+from privdd.privacy.clipping import count_records, take_records
 from privdd.privacy.events import tally_events
 from privdd.privacy.mechanism import Mechanism, Output
 
@@ -280,13 +281,10 @@ def _participating_rows(present: Tensors, nobody: Tensors, alone: Sequence[Tenso
         return None
     if bool(coins.all()):
         return alone[0] if len(alone) == 1 else present
-    kept = {}
-    for name, rows in present.items():
-        if len(nobody[name]) == len(rows):
-            kept[name] = torch.where(coins.reshape(-1, *(1,) * (rows.ndim - 1)), rows, nobody[name])
-        else:
-            kept[name] = rows[coins]
-    return kept
+    if count_records(nobody) != count_records(present):
+        return take_records(present, coins)
+    where = {name: coins.reshape(-1, *(1,) * (rows.ndim - 1)) for name, rows in present.items()}
+    return {name: torch.where(where[name], rows, nobody[name]) for name, rows in present.items()}
 
 
 @dataclass
@@ -319,7 +317,7 @@ class ScriptPlayer:
     ) -> Tensors:
         rows, wanted = given or {}, None if partition is None else int(partition.removeprefix("label:"))
         hosts = [h for h, label in enumerate(self.labels) if wanted in (None, label)]
-        count, needed = len(next(iter(rows.values()))), len(hosts) * (2 if self.script.exchanged else 1)
+        count, needed = count_records(rows), len(hosts) * (2 if self.script.exchanged else 1)
         if count != needed and (needed != 1 or count > 1):
             raise NoiseNotPrescribed(
                 f"query {name!r} is asked with {count} contributions of {needed} records: whose is not known"
@@ -351,7 +349,7 @@ def release_query(script: RunScript, mechanism: Mechanism, contributions: Tensor
     if hosts and script.exchanged and mechanism.sampling_probability >= 1:
         return script.add_release(mechanism, *exchange_records(contributions, count), hosts)
     if hosts:
-        row = lambda a, b: {n: tensor[a:b] for n, tensor in contributions.items()}  # noqa: E731
+        row = lambda a, b: take_records(contributions, slice(a, b))  # noqa: E731
         alone = [row(h, h + 1) for h in range(count)] if count > 1 or script.exchanged else [contributions]
         against = [row(h, h + 1) for h in range(count, 2 * count)] if script.exchanged else ()
         return script.add_release(

@@ -1,0 +1,250 @@
+"""Each record's gradient from one forward and one backward pass over all of them.
+
+The backward pass goes to the layers' outputs only. With a layer's input and the gradient of its output, its weights'
+gradient is known for each record: an outer product of the two where the layer read one vector a record, which is kept as
+its factors (Goodfellow 2015, "Efficient per-example gradient computations"; Bu et al. 2023, "Differentially private
+optimization on large model at small cost"), and a sum of such products elsewhere.
+
+Records are kept apart by ``torch.func.vmap``, under which code that mixes records, or branches on what they hold, does not run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import grad, vmap
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+from privdd.core.types import State, Tensors
+from privdd.privacy.batch_invariance import compute_rows
+from privdd.privacy.clipping import FactoredRows, OuterProducts, Part
+
+LEFT, RIGHT = " (left)", " (right)"
+ENDS = ((LEFT, "left"), (RIGHT, "right"))
+RECORDS_AT_ONCE = 256  # beyond that a pass is not faster, and needs more memory
+RecordLoss = Callable[..., Tensor]  # (parameters, x (1, c, h, w), y (1,), *draws (1, ...)) -> scalar
+
+
+def record_gradients(
+    loss: RecordLoss, params: Tensors, x: Tensor, y: Tensor, draws: tuple[Tensor, ...] = ()
+) -> FactoredRows:
+    """Gradient of ``loss`` for each record alone: name -> (n, *parameter shape); n = 0 allowed."""
+    made = compute_rows(LayerGradients(loss), dict(params), x, y, *draws, at_most=RECORDS_AT_ONCE)
+    whole = {
+        name: made[name] if name in made else OuterProducts(made[name + LEFT], made[name + RIGHT]) for name in params
+    }
+    return FactoredRows(whole)
+
+
+@dataclass(frozen=True)
+class LayerGradients:
+    """(parameters, x (n, ...), y (n,), *draws (n, ...)) -> the parts of ``FactoredRows`` as tensors (n, ...)."""
+
+    loss: RecordLoss
+
+    def __call__(self, params: Tensors, *rows: Tensor) -> State:
+        nested = torch._C._functorch.peek_interpreter_stack() is not None  # many runs at once
+        found = None if nested else _gradients_by_layer(self.loss_of_record, params, rows)
+        if found is None:
+            dims = (None,) + (0,) * len(rows)
+            return vmap(grad(self.loss_of_record), in_dims=dims)(dict(params), *rows)  # type: ignore[no-any-return]
+        rows_of = {name: part for name, part in found.items() if isinstance(part, Tensor)}
+        outer = {name: part for name, part in found.items() if isinstance(part, OuterProducts)}
+        lefts, rights = ({name + end: getattr(part, side) for name, part in outer.items()} for end, side in ENDS)
+        return rows_of | lefts | rights
+
+    def loss_of_record(self, values: State, *one: Tensor) -> Tensor:
+        return self.loss(values, *(tensor.unsqueeze(0) for tensor in one))
+
+
+@dataclass
+class LayerUse:
+    """A call of a layer on all records: what it read and gave, as they are below ``vmap``.
+
+    bound: its other arguments; names: argument -> parameter.
+    """
+
+    names: Mapping[str, str]
+    bound: Mapping[str, Any]
+    read: Tensor
+    gave: Tensor
+    gave_axis: int
+    versions: tuple[int, int]
+    rule: Rule
+
+    def parts(self, told: Tensor) -> Iterator[tuple[str, Part]]:
+        """Each parameter's gradient, from what the layer's output was told (its gradient)."""
+        found = self.rule(self.read, told.movedim(self.gave_axis, 0), self.bound)
+        yield from ((name, found[argument]) for argument, name in self.names.items())
+
+    @property
+    def is_unchanged(self) -> bool:
+        """Whether nothing has written into what it read or gave."""
+        return (self.read._version, self.gave._version) == self.versions
+
+
+Rule = Callable[[Tensor, Tensor, Mapping[str, Any]], dict[str, Part]]
+
+
+def _linear_gradients(read: Tensor, told: Tensor, bound: Mapping[str, Any]) -> dict[str, Part]:
+    a, b = (t.reshape(len(t), -1, t.shape[-1]) for t in (read, told))
+    if a.shape[1] == 1:
+        return {"weight": OuterProducts(b[:, 0], a[:, 0]), "bias": b[:, 0]}
+    return {"weight": torch.bmm(b.mT, a), "bias": b.sum(1)}
+
+
+def _convolution_gradients(read: Tensor, told: Tensor, bound: Mapping[str, Any]) -> dict[str, Part]:
+    """read (n, k, c, h, w) of k images a record, told likewise."""
+    rows = _match_patches(told, read, bound)
+    return {"weight": rows, "bias": told.sum((1, 3, 4))}
+
+
+def _transposed_convolution_gradients(read: Tensor, told: Tensor, bound: Mapping[str, Any]) -> dict[str, Part]:
+    return {"weight": _match_patches(read, told, bound), "bias": told.sum((1, 3, 4))}
+
+
+def _match_patches(of: Tensor, images: Tensor, bound: Mapping[str, Any]) -> Tensor:
+    """For each record the sum over places of ``of``'s numbers there times the patches of ``images`` there, as weights are shaped."""
+    weight, groups = bound["weight"], bound["groups"]
+    patches = F.unfold(images.flatten(0, 1), weight.shape[2:], bound["dilation"], bound["padding"], bound["stride"])
+    rows = of.flatten(0, 1).flatten(2).unflatten(1, (groups, -1)) @ patches.unflatten(1, (groups, -1)).mT
+    rows = rows.reshape(*of.shape[:2], *weight.shape)
+    return rows[:, 0] if rows.shape[1] == 1 else rows.sum(1)
+
+
+def _group_norm_gradients(read: Tensor, told: Tensor, bound: Mapping[str, Any]) -> dict[str, Part]:
+    plain = F.group_norm(read.flatten(0, 1), bound["num_groups"], eps=bound["eps"]).reshape(told.shape)
+    plain, told = (
+        plain.flatten(3) if told.ndim > 3 else plain.unsqueeze(3),
+        told.flatten(3) if told.ndim > 3 else told.unsqueeze(3),
+    )
+    return {"weight": (plain * told).sum((1, 3)), "bias": told.sum((1, 3))}
+
+
+def _embedding_gradients(read: Tensor, told: Tensor, bound: Mapping[str, Any]) -> dict[str, Part]:
+    places, b = F.one_hot(read.flatten(1), len(bound["weight"])).to(told), told.reshape(len(told), -1, told.shape[-1])
+    rows = torch.bmm(places.mT, b)
+    if bound["padding_idx"] is not None:
+        rows[:, bound["padding_idx"]] = 0
+    return {"weight": rows}
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A function of a layer: its arguments in order, with the defaults of those that have one, and its gradients."""
+
+    arguments: tuple[str, ...]
+    defaults: Mapping[str, Any]
+    rule: Rule
+
+
+CONVOLUTION = {"bias": None, "stride": 1, "padding": 0, "dilation": 1, "groups": 1}
+LAYERS: dict[Any, Layer] = {
+    F.linear: Layer(("input", "weight", "bias"), {"bias": None}, _linear_gradients),
+    F.conv2d: Layer(("input", "weight", *CONVOLUTION), CONVOLUTION, _convolution_gradients),
+    F.conv_transpose2d: Layer(
+        ("input", "weight", "bias", "stride", "padding", "output_padding", "groups", "dilation"),
+        CONVOLUTION | {"output_padding": 0},
+        _transposed_convolution_gradients,
+    ),
+    F.group_norm: Layer(
+        ("input", "num_groups", "weight", "bias", "eps"), {"weight": None, "bias": None, "eps": 1e-5}, _group_norm_gradients
+    ),
+    F.embedding: Layer(
+        ("input", "weight", "padding_idx", "max_norm", "norm_type", "scale_grad_by_freq", "sparse"),
+        {"padding_idx": None, "max_norm": None, "scale_grad_by_freq": False},
+        _embedding_gradients,
+    ),
+}  # fmt: skip
+
+
+def _is_plain(bound: Mapping[str, Any]) -> bool:
+    """Whether no setting of a layer changes what its gradients are."""
+    odd = isinstance(bound.get("padding"), str) or bound.get("output_padding", 0) not in (0, (0, 0))
+    return not odd and bound.get("max_norm") is None and not bound.get("scale_grad_by_freq")
+
+
+@dataclass
+class _LayerTrace(TorchFunctionMode):
+    """Notes every use of a parameter; known: whether all of them are layers that ``LAYERS`` has."""
+
+    names: Mapping[int, str]
+    count: int
+    uses: list[LayerUse] = field(default_factory=list)
+    known: bool = True
+
+    def __post_init__(self) -> None:
+        super().__init__()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        gave = func(*args, **(kwargs or {}))
+        if (
+            self.known
+            and isinstance(gave, Tensor | tuple | list)
+            and self._reads_parameter((*args, *(kwargs or {}).values()))
+        ):
+            self.known = self._note_use(func, args, kwargs or {}, gave)
+        return gave
+
+    def _reads_parameter(self, values: Any) -> bool:
+        return any(id(v) in self.names or (isinstance(v, tuple | list) and self._reads_parameter(v)) for v in values)
+
+    def _note_use(self, func: Any, args: Any, kwargs: Any, gave: Any) -> bool:
+        if func not in LAYERS:
+            return False
+        layer = LAYERS[func]
+        bound = {**layer.defaults, **dict(zip(layer.arguments, args)), **kwargs}
+        names = {key: self.names[id(v)] for key, v in bound.items() if id(v) in self.names}
+        read, axis = bound.pop("input"), torch._C._functorch.maybe_get_bdim(gave)
+        if id(read) in self.names or axis < 0 or not _is_plain(bound):
+            return False
+        inside = _below_vmap(read, self.count)
+        out = torch._C._functorch.get_unwrapped(gave)
+        self.uses.append(LayerUse(names, bound, inside, out, axis, (inside._version, out._version), layer.rule))
+        return True
+
+
+def _below_vmap(value: Tensor, count: int) -> Tensor:
+    axis = torch._C._functorch.maybe_get_bdim(value)
+    if axis < 0:
+        return value.detach().expand(count, *value.shape)
+    return torch._C._functorch.get_unwrapped(value).detach().movedim(axis, 0)
+
+
+def _gradients_by_layer(
+    loss: Callable[..., Tensor], params: Tensors, rows: tuple[Tensor, ...]
+) -> dict[str, Part] | None:
+    """The parts of each record's gradient; None where a parameter is used by other than the layers of ``LAYERS``."""
+    leaves = {name: value.detach().requires_grad_() for name, value in params.items()}
+    trace = _LayerTrace({id(value): name for name, value in leaves.items()}, len(rows[0]))
+
+    def of_record(*one: Tensor) -> Tensor:
+        with trace:
+            return loss(leaves, *one)
+
+    with torch.enable_grad():
+        losses = vmap(of_record)(*rows)
+    if not trace.known or not all(use.is_unchanged for use in trace.uses):
+        return None
+    parts: dict[str, list[Part]] = {name: [] for name in params}
+    unused = [leaves[name] for name in set(params) - {name for use in trace.uses for name in use.names.values()}]
+    total = losses.sum()
+    if unused and any(g is not None for g in torch.autograd.grad(total, unused, retain_graph=True, allow_unused=True)):
+        return None  # used where no trace sees it
+    told = torch.autograd.grad(total, [use.gave for use in trace.uses])
+    for use, b in zip(trace.uses, told):
+        for name, part in use.parts(b):
+            parts[name].append(part)
+    return {name: _added(found, params[name], len(rows[0])) for name, found in parts.items()}
+
+
+def _added(parts: list[Part], like: Tensor, count: int) -> Part:
+    if len(parts) == 1:
+        return parts[0]
+    whole = [part if isinstance(part, Tensor) else part.to_rows() for part in parts]
+    return torch.stack(whole).sum(0) if whole else like.new_zeros(count, *like.shape)
