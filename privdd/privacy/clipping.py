@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -255,7 +255,8 @@ class LazyTensors(Mapping[str, Tensor]):
 
     @cached_property
     def tensors_by_name(self) -> dict[str, Tensor]:
-        return self.layout.to_tensors(self.lattice.to_numbers(self.units, torch.float64))
+        kinds = (torch.float64,) * len(self.layout.kinds)  # float32 would round the fine units
+        return replace(self.layout, kinds=kinds).to_tensors(self.lattice.to_numbers(self.units, torch.float64))
 
     def __getitem__(self, name: str) -> Tensor:
         return self.tensors_by_name[name]

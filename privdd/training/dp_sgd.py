@@ -1,6 +1,6 @@
 """DP-SGD (Abadi et al. 2016, Algorithm 1): Poisson batches, each record's gradient clipped, noised sums.
 
-Per-record gradients come from ``torch.func`` (1.2 to 1.35 times faster than Opacus's hooks); Opacus
+Per-record gradients come from one backward pass to the layers' outputs (``record_gradients``); Opacus
 decides which models have per-record gradients at all. Noise, clipping and accounting are those of the
 mechanism set for the query "dpsgd"; the optimiser's steps are post-processing.
 """

@@ -118,12 +118,9 @@ def _match_patches(of: Tensor, images: Tensor, bound: Mapping[str, Any]) -> Tens
 
 
 def _group_norm_gradients(read: Tensor, told: Tensor, bound: Mapping[str, Any]) -> dict[str, Part]:
-    plain = F.group_norm(read.flatten(0, 1), bound["num_groups"], eps=bound["eps"]).reshape(told.shape)
-    plain, told = (
-        plain.flatten(3) if told.ndim > 3 else plain.unsqueeze(3),
-        told.flatten(3) if told.ndim > 3 else told.unsqueeze(3),
-    )
-    return {"weight": (plain * told).sum((1, 3)), "bias": told.sum((1, 3))}
+    b = told.reshape(*told.shape[:3], -1)
+    plain = F.group_norm(read.flatten(0, 1), bound["num_groups"], eps=bound["eps"]).reshape(b.shape)
+    return {"weight": (plain * b).sum((1, 3)), "bias": b.sum((1, 3))}
 
 
 def _embedding_gradients(read: Tensor, told: Tensor, bound: Mapping[str, Any]) -> dict[str, Part]:

@@ -31,6 +31,7 @@ from privdd.federated.channel import (
 )
 from privdd.federated.simulation import Plan, Snapshot
 from privdd.privacy.clipping import count_records, take_records
+from privdd.privacy.lattice import BITS
 from privdd.privacy.ledger import UNPROTECTED_EVENTS
 from privdd.privacy.mechanism import LedgerRow, Mechanism, Output
 from privdd.privacy.noise import ZERO_NOISE, Noise, SeededNoise
@@ -129,8 +130,8 @@ def value_before_noise(mechanism: Mechanism, rows: Tensors) -> Tensors:
     noise from elsewhere, the larger of the two counts: either may be what it does.
     """
     output = mechanism(rows, ZERO_NOISE)
-    said = output.exact or {}
-    if not said or _is_close(said, output.value) or any(said[n].shape != t.shape for n, t in output.value.items()):
+    said, rounded = output.exact or {}, min(output.lattice or 0.0, 2.0**-BITS * output.noise_std) / 2
+    if not said or _is_close(said, output.value, rounded) or any(said[n].shape != t.shape for n, t in output.value.items()):
         return said
     larger = float(flatten_tensors(output.value).double().norm()) > float(
         flatten_tensors(said).double().norm()
@@ -138,12 +139,12 @@ def value_before_noise(mechanism: Mechanism, rows: Tensors) -> Tensors:
     return output.value if larger and _is_close(mechanism(rows, ZERO_NOISE).value, output.value) else said
 
 
-def _is_close(one: Tensors, other: Tensors) -> bool:
-    """Up to rounding: a value may be shown in more digits than it is released in."""
+def _is_close(one: Tensors, other: Tensors, rounded: float = 0.0) -> bool:
+    """Up to rounding, by so much: a value may be shown in more digits than it is released in."""
     if one.keys() != other.keys() or any(one[n].shape != other[n].shape for n in one):
         return False
     return torch.allclose(
-        flatten_tensors(one).double(), flatten_tensors(other).double(), rtol=1e-6, atol=1e-9, equal_nan=True
+        flatten_tensors(one).double(), flatten_tensors(other).double(), rtol=1e-6, atol=1e-9 + rounded, equal_nan=True
     )
 
 

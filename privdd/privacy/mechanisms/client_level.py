@@ -21,8 +21,8 @@ class ClientLevel(Mechanism, hooks=("noise_std",)):
 
     The unit is a client; the neighbour is the client whose update is zero. The norm spans all tensors.
     It must be given a difference to what the server sent: clipping parameters as such would shrink
-    the model. The clipped update is rounded towards zero to the public lattice under the noise, so its norm does
-    not grow, and noised by whole steps: a function of the Gaussian mechanism's (proof: ``privdd.privacy.lattice``).
+    the model. The clipped update is rounded towards zero on a public lattice, so its norm does
+    not grow, and noised there: a function of the Gaussian mechanism's (proof: ``privdd.privacy.lattice``).
     Input and output: tensors of any shape.
     """
 

@@ -24,9 +24,9 @@ class ClippedSum(Mechanism, hooks=("noise_std",)):
     gradients of synthetic data ("synthetic_gradient"), class counts and class statistics. All tensors
     of a record are clipped together. sampling_probability q < 1 states that the records were drawn by
     ``ctx.sample`` (Poisson); the normaliser is a public constant, never the realised batch size.
-    Each clipped contribution, divided by the normaliser, is rounded towards zero to the public lattice under
-    noise_std, so its norm does not grow; the integers are summed exactly and noised by whole steps. So the
-    release is a function of the Gaussian mechanism's (proof: ``privdd.privacy.lattice``).
+    Each clipped contribution, divided by the normaliser, is rounded towards zero on a public lattice, so its
+    norm does not grow; the integers are summed exactly, noised, and rounded to whole steps of 2**-16 of noise_std or
+    less. So the release is a function of the Gaussian mechanism's (proof: ``privdd.privacy.lattice``).
     Input: tensors (n, ...), n >= 0; output: tensors (...).
     """
 

@@ -31,8 +31,8 @@ class FeatureNoise(Mechanism, hooks=("norm_for_size", "copy_stds", "event_at")):
     Neither clip_norm nor rho, and broadcast_batch (one noise tensor for so many neighbouring records),
     are what the authors' code does: neither has a guarantee, and the flags say so. Each record is
     released by itself, so the count is public: the relation is zero_out, or replace. Where it has a guarantee, each
-    clipped record is rounded towards zero to the public lattice under the smallest noise scale, so its norm (L1 too)
-    does not grow, and noised by whole steps: a function of the ideal mechanism (proof: ``privdd.privacy.lattice``).
+    clipped record is rounded towards zero on the public lattice under the smallest noise scale, so its norm (L1 too)
+    does not grow, and noised there: a function of the ideal mechanism (proof: ``privdd.privacy.lattice``).
     Input: tensors (n, ...); output: tensors (copies * n, ...), copy after copy.
     """
 

@@ -3,14 +3,14 @@
 For a sum that reaches the server through secure aggregation. Among p clients each adds Gaussian noise of std / sqrt(p)
 to its clean value, so that the sum has noise of ``std``; what more clients add is independent of it, and only hides more.
 
-Rounding. Every share is rounded to whole steps of one public lattice, and integers are added. Let W be the sum of p
-rounded shares of s steps each, and Z = N(0, p s**2) plus p - 1 independent uniform draws from [-1/2, 1/2]. Each
-probability of W differs from that of round(Z) by at most 3 p exp(-pi**2 s**2 / 2). Proof: on [-pi, pi] the
-characteristic function of a rounded share is exp(-s**2 t**2 / 2) sin(t / 2) / (t / 2) but for the terms at t + 2 pi k,
-k not 0 (Poisson summation), together below exp(-pi**2 s**2 / 2); that of round(Z) is its p-th power, but for terms
-that are smaller still; and a probability is a mean of the characteristic function. So for a whole number m, m + W is as
-good as round(m + Z), a function of the ideal mechanism m + N(0, p s**2). A lattice has 2**16 steps or more a share, so that
-what is left out is below 10**-(10**9).
+Rounding. A client's value x, between whole steps, gets its share of noise, and the sum is rounded to whole steps of one public
+lattice; these integers are added. Let W be the sum of p clients' rounded sums, whose shares have s steps each, X that of
+their values, and Z = N(0, p s**2) plus p - 1 independent uniform draws from [-1/2, 1/2]. Each probability of W differs from that
+of round(X + Z) by at most 3 p exp(-pi**2 s**2 / 2). Proof: on [-pi, pi] the characteristic function of one client's
+rounded sum is exp(i x t - s**2 t**2 / 2) sin(t / 2) / (t / 2) but for the terms at t + 2 pi k, k not 0 (Poisson summation),
+together below exp(-pi**2 s**2 / 2); that of round(X + Z) is the product of these, but for terms that are smaller still; and a
+probability is a mean of the characteristic function. So W is as good as a function of the ideal mechanism X + N(0, p s**2). A
+lattice has 2**16 steps or more a share, so that what is left out is below 10**-(10**9).
 
 Numbers are float64 here, so that they and their sums are exact up to 2**53 steps: the sum of values that float32 had
 rounded one by one would not be a function of the sum. A deployment adds the integers themselves.

@@ -41,7 +41,7 @@ def heeded(rows: torch.Tensor, cell: str | None = None) -> RecordedRelease:
 
 def test_single_contributions_are_clipped_and_their_sizes_are_not() -> None:
     rows = torch.tensor([[3.0, 4.0], [0.0, 0.5]])
-    torch.testing.assert_close(single_contributions(MECHANISM, {"rows": rows}), torch.tensor([[0.6, 0.8], [0.0, 0.5]]), atol=1e-4, rtol=0)
+    torch.testing.assert_close(single_contributions(MECHANISM, {"rows": rows}).float(), torch.tensor([[0.6, 0.8], [0.0, 0.5]]), atol=1e-4, rtol=0)
     assert contribution_norms({"rows": rows, "one": torch.tensor([0.0, 1.2])}).tolist() == pytest.approx([5.0, 1.3])
 
 
@@ -50,7 +50,7 @@ def test_the_largest_row_of_all_cells_is_remembered_by_its_place() -> None:
     seen(MECHANISM, heeded(torch.tensor([[1.0, 0.0], [0.0, 3.0]]), "label:0"))
     seen(MECHANISM, heeded(torch.tensor([[2.0, 0.0]]), "label:1"))
     assert seen.largest["sums"] == (3.0, (0, "label:0", 1)) and seen.where["sums"] == ["label:0", "label:1"]
-    torch.testing.assert_close(seen.totals["sums"][0], torch.tensor([1.0, 1.0]), atol=1e-4, rtol=0)
+    torch.testing.assert_close(seen.totals["sums"][0].float(), torch.tensor([1.0, 1.0]), atol=1e-4, rtol=0)
 
 
 def test_a_round_ends_once_every_query_was_seen_often_enough() -> None:
