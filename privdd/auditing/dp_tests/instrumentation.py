@@ -131,7 +131,11 @@ def value_before_noise(mechanism: Mechanism, rows: Tensors) -> Tensors:
     """
     output = mechanism(rows, ZERO_NOISE)
     said, rounded = output.exact or {}, min(output.lattice or 0.0, 2.0**-BITS * output.noise_std) / 2
-    if not said or _is_close(said, output.value, rounded) or any(said[n].shape != t.shape for n, t in output.value.items()):
+    if (
+        not said
+        or _is_close(said, output.value, rounded)
+        or any(said[n].shape != t.shape for n, t in output.value.items())
+    ):
         return said
     larger = float(flatten_tensors(output.value).double().norm()) > float(
         flatten_tensors(said).double().norm()

@@ -61,6 +61,7 @@ from privdd.federated.channel import OutputLog
 from privdd.federated.settings import GuaranteeBudget
 from privdd.federated.simulation import Plan, Snapshot
 from privdd.privacy.claims import DELTA, Claim, smallest_claim
+from privdd.privacy.clipping import take_records
 from privdd.privacy.mechanism import Mechanism, Output
 from privdd.privacy.mechanisms import AggregateClip, FeatureNoise
 from privdd.privacy.noise import ZERO_NOISE, SeededNoise
@@ -151,7 +152,7 @@ class _LargestChange:
     seen: dict[str, int] = field(default_factory=dict)
 
     def __call__(self, mechanism: Mechanism, heeded: RecordedRelease) -> None:
-        nobody = {n: t[:0] for n, t in heeded.rows.items()}
+        nobody = take_records(heeded.rows, slice(0))
         change = clean_numbers(mechanism, heeded.rows) - clean_numbers(mechanism, nobody)
         name = heeded.name
         self.most[name] = max(self.most.get(name, 0.0), float(change.norm()) / sensitivity_unit(heeded.released))

@@ -564,7 +564,7 @@ class SensitivityExaminer:
             return False
         label = None if heeded.partition is None else int(heeded.partition.removeprefix("label:"))
         held = len(self.base) if label is None else int((self.base == label).sum())
-        return len(next(iter(heeded.rows.values()))) != held + heeded.guests
+        return count_records(heeded.rows) != held + heeded.guests
 
     def _move_guests_last(self, heeded: RecordedRelease, tally: SensitivityTally) -> RecordedRelease:
         """The same release with its rows in another order, if the method has not put the guests at the end."""
