@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -22,7 +22,9 @@ FACTOR_BITS = 20  # of an outer product's right vector, in units of its norm; th
 LEAST_STEP = (
     2**14
 )  # units: under noise below 2**-10 of the clip norm, how the factors are rounded would show: no factors then
-EXACT_ROWS = 2**11  # outer products of one sum in float64: each number is at most 2**41 units, so it stays below 2**53
+MOST_UNITS = 2**41  # in any number of a clipped contribution
+EXACT_ROWS = 2**11  # of them are one sum in float64: it stays below 2**53
+LEAST_NORM = 1e-140  # of a vector: below it the squares of float64 numbers are not exact, so that no norm is taken as less
 
 
 @dataclass(frozen=True)
@@ -113,14 +115,39 @@ def as_rows(tensor: Tensor) -> Tensor:
 
 def record_norms(contributions: Tensors, order: int = 2) -> Tensor:
     """Norm (L2, or L1 with order=1) of each record's concatenated contribution -> (n,) float64."""
-    parts = [_row_norms(as_rows(tensor.detach()), order) for tensor in contributions.values()]
-    return torch.linalg.vector_norm(torch.stack(parts), ord=order, dim=0)
+    return _joint_norms([_row_norms(as_rows(tensor.detach()), order) for tensor in contributions.values()], order)
+
+
+def _joint_norms(parts: Sequence[Tensor], order: int = 2) -> Tensor:
+    """Each record's norm from those of its parts (n,): by sums, products and roots, which round alike at every place."""
+    if len(parts) == 1:
+        return parts[0]
+    total = torch.zeros_like(parts[0])
+    for part in parts:
+        total += part if order == 1 else part * part
+    return total if order == 1 else total.sqrt_()
 
 
 def _row_norms(rows: Tensor, order: int) -> Tensor:
     at_once = rows_at_once(rows, rows.shape[1])
+    if rows.device.type != "cpu":
+        return torch.cat([_folded_norms(block.double(), order) for block in rows.split(at_once)])
     blocks = [filled(block, min(LEAST, at_once)).double() for block in rows.split(at_once)]
     return torch.cat([torch.linalg.vector_norm(block, ord=order, dim=1) for block in blocks])[: len(rows)]
+
+
+def _folded_norms(rows: Tensor, order: int) -> Tensor:
+    """Norms (n,) of rows (n, d), one half added to the other until a number is left.
+
+    A GPU's own kernel adds a row up in an order that depends on where it lies and on how many rows there are.
+    """
+    total = rows.abs() if order == 1 else rows * rows
+    while total.shape[1] > 1:
+        half = (total.shape[1] + 1) // 2
+        total[:, : total.shape[1] - half] += total[:, half:]
+        total = total[:, :half]
+    sums = total.sum(1)  # of one number, or none
+    return sums if order == 1 else sums.sqrt()
 
 
 def clip_factors(norms: Tensor, clip_norm: float) -> Tensor:
@@ -134,13 +161,15 @@ def clipped_sum(contributions: Tensors, clip_norm: float, lattice: Lattice, *, p
 
     Each is clipped to L2 norm C across all tensors together, divided by ``per`` and rounded towards zero, so that
     none is longer than C / per, and the sum, of integers, is exact. ``RecordLayout`` makes tensors of it again.
+    Raises ValueError where C / per is more than 2**41 units.
     """
+    if clip_norm / per > MOST_UNITS * lattice.unit:
+        raise ValueError(f"a lattice of units {lattice.unit:g} is too fine for a norm of {clip_norm / per:g}")
     fine = lattice.step > LEAST_STEP * lattice.unit
     parts = parts_of(contributions) if fine else dict(contributions)
     rows = [as_rows(part.detach()) for part in parts.values() if isinstance(part, Tensor)]
     outer = [_LongProducts(part) for part in parts.values() if isinstance(part, OuterProducts)]
-    beside = torch.linalg.vector_norm(torch.stack([part.norms for part in outer]), dim=0) if outer else None
-    whole, norms, weights = _sum_rows(rows, beside, clip_norm, per * lattice.unit)
+    whole, norms, weights = _sum_rows(rows, [part.norms for part in outer], clip_norm, per * lattice.unit)
     if not outer:
         return whole
     bad = _find_bad(norms)
@@ -156,22 +185,22 @@ def clipped_sum(contributions: Tensors, clip_norm: float, lattice: Lattice, *, p
 
 
 def _sum_rows(
-    rows: list[Tensor], beside: Tensor | None, clip_norm: float, unit: float
+    rows: list[Tensor], beside: list[Tensor], clip_norm: float, unit: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(the sum of the rows (n, ...) side by side, in units, int64; each record's norm (n,); what it was multiplied with (n,)).
 
-    beside: (n,), the norm of what else each record contributes.
+    beside: the norms (n,) of what else each record contributes.
     """
-    count, device = (len(rows[0]), rows[0].device) if rows else (len(beside), beside.device)  # type: ignore[arg-type, union-attr]
+    count, device = len((rows + beside)[0]), (rows + beside)[0].device
     width = sum(part.shape[1] for part in rows)
     total = torch.zeros(width, dtype=torch.int64, device=device)
-    norms = torch.zeros(count, dtype=torch.float64, device=device) if beside is None else beside.clone()
+    norms = torch.zeros(count, dtype=torch.float64, device=device)
     weights = torch.zeros_like(norms)
     at_once = min(EXACT_ROWS, rows_at_once(norms, width))
     for first in range(0, count, at_once):
         some = slice(first, first + at_once)
         block = torch.cat([part[some].double() for part in rows], 1) if rows else norms.new_zeros(len(norms[some]), 0)
-        torch.hypot(norms[some], _row_norms(block, 2), out=norms[some])
+        norms[some] = _joint_norms([*(part[some] for part in beside), _row_norms(block, 2)])
         weights[some] = clip_factors(norms[some], clip_norm) / unit
         total += _truncate(_zero_rows(block, _find_bad(norms[some])), weights[some]).sum(0).to(torch.int64)
     return total, norms, weights
@@ -182,15 +211,15 @@ class _LongProducts:
 
     def __init__(self, part: OuterProducts) -> None:
         self.left, self.right = part.left.detach().double(), part.right.detach().double()
-        self.rights = _row_norms(self.right, 2)
-        self.norms = _row_norms(self.left, 2) * self.rights
+        self.rights = _row_norms(self.right, 2).clamp_min_(LEAST_NORM)
+        self.norms = _row_norms(self.left, 2).clamp_min_(LEAST_NORM) * self.rights
 
     def sum_into(self, total: Tensor, weights: Tensor, bad: Tensor | None) -> None:
         """Make ``total`` (p q,) int64 the sum of the products times ``weights`` (n,), left and right rounded towards zero.
 
         bad: which records count for nothing, (n,) bool, if any.
         """
-        share = 2.0**FACTOR_BITS / _zero_rows(self.rights, bad).clamp_min(1e-300)
+        share = 2.0**FACTOR_BITS / (self.rights if bad is None else self.rights.masked_fill(bad, 1.0))
         left = _truncate(_zero_rows(self.left, bad), weights / share)
         right = _truncate(_zero_rows(self.right, bad), share)
         for at in range(0, max(1, len(left)), EXACT_ROWS):

@@ -354,3 +354,44 @@ def test_sums_on_a_gpu_are_those_of_the_cpu_whatever_the_blocks(monkeypatch: pyt
         with fake_gpu():
             there = FactoredRows({"x": rows.to("cuda"), "y": OuterProducts(*(t.to("cuda") for t in (given.parts["y"].left, given.parts["y"].right)))})  # type: ignore[union-attr]
             assert torch.equal(clipped_sum(there, 1.0, lattice).cpu(), expected)
+
+
+@pytest.mark.parametrize("order", [1, 2])
+def test_norms_on_a_gpu_are_those_of_the_cpu(order: int) -> None:
+    """They are added up in another order there; rows of no number, one, odd and even counts."""
+    for width in (0, 1, 2, 7, 64, 1001):
+        rows = rand(5, width)
+        with fake_gpu():
+            there = record_norms({"x": rows.to("cuda")}, order).cpu()
+        assert torch.allclose(there, rows.double().norm(p=order, dim=1), rtol=1e-14)
+
+
+@pytest.mark.parametrize("size", [1, 7])
+def test_a_records_norm_has_the_same_bits_wherever_it_stands(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Vectorised kernels end in scalar ones, which may round otherwise, as ``hypot`` does, and ``vector_norm`` of one record."""
+    seen: list[Tensor] = []
+    monkeypatch.setattr("privdd.privacy.clipping.clip_factors", lambda norms, clip: seen.append(norms.clone()) or clip_factors(norms, clip))
+    rows = {"x": rand(1000, 9), "y": OuterProducts(rand(1000, 3, seed=1), rand(1000, 4, seed=2)), "z": rand(1000, 2, seed=3)}
+    pieces = torch.arange(1000).split(size)
+    for given in (FactoredRows(rows), FactoredRows({"w": OuterProducts(rand(1000, 2), rand(1000, 2)), **rows})):
+        seen.clear()
+        for at in (slice(None), *pieces):
+            clipped_sum(take_records(given, at), 1.0, Lattice.under(1.0, 1.0))
+        assert torch.equal(torch.cat(seen[1:]), seen[0])
+    assert torch.equal(torch.cat([record_norms(take_records(given, at)) for at in pieces]), record_norms(given))
+
+
+def test_a_product_of_vectors_whose_squares_leave_float64_is_no_longer_than_the_bound() -> None:
+    norm = 1e-9
+    lattice = Lattice.under(norm, norm)
+    for small in (1e-320, 1e-162, 2.3e-162, 3.1e-161, 1.7e-160, 3.3e-160, 1e-152):
+        for large in (1.0, 1e153, 6e153, 1e307):
+            for left, right in ((small, large), (large, small)):
+                left, right = (torch.full((1, 3), v, dtype=torch.float64) for v in (left, right))
+                moved = clipped_sum(FactoredRows({"w": OuterProducts(left, right)}), norm, lattice)
+                assert squared(moved) <= (Fraction(norm) / Fraction(lattice.unit)) ** 2
+
+
+def test_a_lattice_too_fine_for_the_clip_norm_is_refused() -> None:
+    with pytest.raises(ValueError, match="units"):
+        clipped_sum({"x": rand(3, 2)}, 4.1, Lattice.under(1.0, 1.0))
