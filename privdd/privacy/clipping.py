@@ -19,12 +19,10 @@ from privdd.privacy.lattice import Lattice, rows_at_once
 # (d + 3) 2**-53 of it, and what a row is multiplied with by a few 2**-53.
 SAFE = 1 - 1e-6
 FACTOR_BITS = 20  # of an outer product's right vector, in units of its norm; the left one has the other bits
-LEAST_STEP = (
-    2**14
-)  # units: under noise below 2**-10 of the clip norm, how the factors are rounded would show: no factors then
+LEAST_STEP = 2**14  # units: under noise below 2**-10 of the clip norm the factors' rounding would show: no factors then
 MOST_UNITS = 2**41  # in any number of a clipped contribution
 EXACT_ROWS = 2**11  # of them are one sum in float64: it stays below 2**53
-LEAST_NORM = 1e-140  # of a vector: below it the squares of float64 numbers are not exact, so that no norm is taken as less
+LEAST_NORM = 1e-140  # of a vector: squares of smaller numbers lose digits in float64, so none is taken as shorter
 
 
 @dataclass(frozen=True)
@@ -184,9 +182,7 @@ def clipped_sum(contributions: Tensors, clip_norm: float, lattice: Lattice, *, p
     return total
 
 
-def _sum_rows(
-    rows: list[Tensor], beside: list[Tensor], clip_norm: float, unit: float
-) -> tuple[Tensor, Tensor, Tensor]:
+def _sum_rows(rows: list[Tensor], beside: list[Tensor], clip_norm: float, unit: float) -> tuple[Tensor, Tensor, Tensor]:
     """(the sum of the rows (n, ...) side by side, in units, int64; each record's norm (n,); what it was multiplied with (n,)).
 
     beside: the norms (n,) of what else each record contributes.
