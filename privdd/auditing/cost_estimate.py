@@ -70,7 +70,8 @@ def _artifact_bytes(experiment: Experiment) -> int:
     plan, capture = experiment.plan, experiment.capture
     kept = {s for s in plan.method.uploads.values() if capture.surfaces == "all" or s in capture.surfaces}
     each = BYTES_PER_NUMBER * (
-        _model_numbers(experiment) * (Surface.UPDATE in kept) + _image_numbers(experiment) * bool(kept & IMAGE_SURFACES)
+        count_model_numbers(experiment) * (Surface.UPDATE in kept)
+        + _image_numbers(experiment) * bool(kept & IMAGE_SURFACES)
     )
     sent = sum(
         capture.is_kept(plan, t, Received(client, t, {}), each)
@@ -91,7 +92,7 @@ def _memory_bytes(experiment: Experiment) -> int:
     """The program, in each worker process too, all clients' records, the kept rounds of the audited client, and as many
     gradients as are held."""
     plan = experiment.plan
-    model = _model_numbers(experiment)
+    model = count_model_numbers(experiment)
     own = PROCESS_BYTES + BYTES_PER_NUMBER * math.prod(plan.problem.shape) * sum(
         len(s.train) for s in experiment.shards
     )
@@ -114,7 +115,7 @@ def worker_process_count(engine: Engine) -> int:
     return engine.size if engine.kind == "processes" else 0
 
 
-def _model_numbers(experiment: Experiment) -> int:
+def count_model_numbers(experiment: Experiment) -> int:
     """Numbers in the classifier that travels."""
     model = experiment.plan.method.audit_hooks.classifier(experiment.plan.problem)
     return 0 if model is None else sum(t.numel() for t in model.state_dict().values())

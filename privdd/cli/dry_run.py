@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from omegaconf import DictConfig
 
@@ -23,6 +24,7 @@ def print_cost(config: DictConfig, path: Path, points: int | None = 1) -> int:
         DRY_RUN_SECONDS,
         check_resources,
         choose_engine,
+        count_model_numbers,
         estimate_cost,
         trains_by_own_code,
     )
@@ -44,8 +46,19 @@ def print_cost(config: DictConfig, path: Path, points: int | None = 1) -> int:
         )
     whole = "" if points == 1 else f"{format_sweep_price(points, found.wall_seconds)}\n"
     total, *stages = found.format_lines()
-    print("\n".join([f"{whole}{config.name or 'this run'}: {total}; nothing was kept", *stages, found.source]))
+    network = describe_network(config.get("model"), count_model_numbers(experiment))
+    print(
+        "\n".join([f"{whole}{config.name or 'this run'}: {total}; nothing was kept", *stages, *network, found.source])
+    )
     return 0
+
+
+def describe_network(model: Any, numbers: int) -> list[str]:
+    """A line about the classifier of a config's ``model`` group, of so many numbers; none where no network is trained together."""
+    if not model or not numbers:
+        return []
+    width = f" of width {model.width}" if model.get("width") else ""
+    return [f"network: {model.get('name') or 'your own'}{width}, {numbers / 1e6:.2g} million numbers"]
 
 
 def format_sweep_price(points: int | None, seconds: float) -> str:

@@ -30,7 +30,7 @@ def test_a_price_has_every_stage_and_keeps_nothing(
     assert dry_run.print_cost(config, tmp_path) == 0
     out = capsys.readouterr().out.splitlines()
     assert out[0].startswith("mine: about ") and {"train", "worlds", "attacks", "start"} <= {line.split()[0] for line in out[1:]}
-    assert "CPU s; memory" in out[0]
+    assert "CPU s; memory" in out[0] and re.fullmatch(r"network: \w+ of width 4, 0\.\d+ million numbers", out[-2])
     assert list(tmp_path.iterdir()) == [] and OmegaConf.to_yaml(config) == before
 
 
