@@ -20,8 +20,7 @@ from privdd.privacy.lattice import Lattice, rows_at_once
 SAFE = 1 - 1e-6
 FACTOR_BITS = 20  # of an outer product's right vector, in units of its norm; the left one has the other bits
 LEAST_STEP = 2**14  # units: under noise below 2**-10 of the clip norm the factors' rounding would show: no factors then
-MOST_UNITS = 2**41  # in any number of a clipped contribution
-EXACT_ROWS = 2**11  # of them are one sum in float64: it stays below 2**53
+EXACT_ROWS = 2**11  # contributions of one sum in float64: each number is at most 2**41 units, so it stays below 2**53
 LEAST_NORM = 1e-140  # of a vector: squares of smaller numbers lose digits in float64, so none is taken as shorter
 
 
@@ -159,10 +158,8 @@ def clipped_sum(contributions: Tensors, clip_norm: float, lattice: Lattice, *, p
 
     Each is clipped to L2 norm C across all tensors together, divided by ``per`` and rounded towards zero, so that
     none is longer than C / per, and the sum, of integers, is exact. ``RecordLayout`` makes tensors of it again.
-    Raises ValueError where C / per is more than 2**41 units.
+    Exact while C / per is at most 2**41 units, as on ``Lattice.under(std, C / per)``.
     """
-    if clip_norm / per > MOST_UNITS * lattice.unit:
-        raise ValueError(f"a lattice of units {lattice.unit:g} is too fine for a norm of {clip_norm / per:g}")
     fine = lattice.step > LEAST_STEP * lattice.unit
     parts = parts_of(contributions) if fine else dict(contributions)
     rows = [as_rows(part.detach()) for part in parts.values() if isinstance(part, Tensor)]

@@ -390,8 +390,3 @@ def test_a_product_of_vectors_whose_squares_leave_float64_is_no_longer_than_the_
                 left, right = (torch.full((1, 3), v, dtype=torch.float64) for v in (left, right))
                 moved = clipped_sum(FactoredRows({"w": OuterProducts(left, right)}), norm, lattice)
                 assert squared(moved) <= (Fraction(norm) / Fraction(lattice.unit)) ** 2
-
-
-def test_a_lattice_too_fine_for_the_clip_norm_is_refused() -> None:
-    with pytest.raises(ValueError, match="units"):
-        clipped_sum({"x": rand(3, 2)}, 4.1, Lattice.under(1.0, 1.0))
