@@ -52,12 +52,13 @@ METHODS: Mapping[str, tuple[str, ...]] = {
         "algo.weight_decay=0", "privacy.expected_batch=200",
     ),
     "dp_head_random": ("algo=dp_head_random", "algo.rounds=60"),
+    "dp_head_scattering": ("algo=dp_head_scattering", "algo.rounds=60"),
     "dp_merf": ("algo=dp_merf", "algo.fitting.steps=100"),
     "dp_psg": (
         "algo=dp_psg", "algo.ipc=10", "algo.generation.networks=20", "algo.generation.steps=5", "algo.server.epochs=60",
     ),
 }  # fmt: skip
-PUBLIC = set(METHODS) - {"feddm_dp", "DP-FedAvg", "dp_head_random", "dp_merf", "dp_psg"}
+PUBLIC = set(METHODS) - {"feddm_dp", "DP-FedAvg", "dp_head_random", "dp_head_scattering", "dp_merf", "dp_psg"}
 SETS = {"feddm_public_dp", "feddm_guided_dp", "feddm_dp", "dp_merf", "dp_psg"}  # these release a data set
 DATA, ALPHAS, CLIENTS, EPSILONS, SEEDS = ("digits", "fashion_mnist", "mnist"), (0.5, 0.1), (3, 10), (1.0, 3.0, 10.0), (0, 1, 2)
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "leaderboard.md"

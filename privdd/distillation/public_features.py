@@ -2,7 +2,8 @@
 
 AlexNet's convolutions with the weights that LPIPS uses (``attacks`` finds them), pre-trained on ImageNet: public
 pre-training, which none of the papers' methods use; or random cosine features (Rahimi and Recht 2007), which need no
-pre-training and no download. A map that was there before any record was seen costs no privacy, and one that never changes
+pre-training and no download; or scattering features (``privdd.distillation.scattering``), which need neither and see
+edges. A map that was there before any record was seen costs no privacy, and one that never changes
 needs only one query: the whole budget goes into one release. Only the head is trained, and it has few numbers.
 """
 
@@ -26,6 +27,7 @@ from privdd.core.rng import Keys
 from privdd.core.types import Records, Shard, State, Tensors
 from privdd.distillation.distribution_matching import embed_images, record_embeddings
 from privdd.distillation.initial_images import draw_smooth_images
+from privdd.distillation.scattering import Scattering
 from privdd.models.layers import Classifier
 from privdd.privacy.batch_invariance import compute_rows
 
@@ -163,7 +165,7 @@ class PublicRows:
     images of smooth noise. A row depends on its image alone.
     """
 
-    extractor: AlexNet | RandomCosine
+    extractor: AlexNet | RandomCosine | Scattering
     width: int = 800
     constant: float = 0.3
 
@@ -214,13 +216,13 @@ _ROW_CACHE = _RowCache()
 class _HashableMap:
     """A map as a key of a cache, by what it says of itself: its settings may hold lists."""
 
-    extractor: AlexNet | RandomCosine
+    extractor: AlexNet | RandomCosine | Scattering
 
     def __hash__(self) -> int:
         return hash(repr(self))
 
 
-def centre_of(extractor: AlexNet | RandomCosine, shape: tuple[int, int, int], keys: Keys) -> Tensor:
+def centre_of(extractor: AlexNet | RandomCosine | Scattering, shape: tuple[int, int, int], keys: Keys) -> Tensor:
     """The mean embedding (p,) of ``CENTRE_IMAGES`` images of smooth noise, drawn from public ``keys``."""
     return _cached_centre(_HashableMap(extractor), shape, keys)
 
