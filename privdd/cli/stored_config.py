@@ -56,6 +56,7 @@ ALLOWED_PARTS = frozenset(  # classes without a role, of which methods and attac
         "privdd.distillation.public_features.AlexNet",
         "privdd.distillation.public_features.RandomCosine",
         "privdd.distillation.public_features.PublicRows",
+        "privdd.distillation.scattering.Scattering",
         "privdd.distillation.gradient_matching.SetGeneration",
         "privdd.distillation.virtual_images.OwnRecords",
         "privdd.distillation.virtual_images.VirtualImages",

@@ -136,6 +136,9 @@ class RandomCosine:
         return torch.cos(angle) * math.sqrt(2 / self.count)
 
 
+PublicExtractor = AlexNet | RandomCosine | Scattering  # images (b, c, h, w) in [0, 1] -> (b, p)
+
+
 @lru_cache(maxsize=8)
 def _draw_projection(pixels: int, count: int) -> tuple[Tensor, Tensor]:
     keys = Keys(0).fold("random cosine", pixels)
@@ -165,7 +168,7 @@ class PublicRows:
     images of smooth noise. A row depends on its image alone.
     """
 
-    extractor: AlexNet | RandomCosine | Scattering
+    extractor: PublicExtractor
     width: int = 800
     constant: float = 0.3
 
@@ -216,13 +219,13 @@ _ROW_CACHE = _RowCache()
 class _HashableMap:
     """A map as a key of a cache, by what it says of itself: its settings may hold lists."""
 
-    extractor: AlexNet | RandomCosine | Scattering
+    extractor: PublicExtractor
 
     def __hash__(self) -> int:
         return hash(repr(self))
 
 
-def centre_of(extractor: AlexNet | RandomCosine | Scattering, shape: tuple[int, int, int], keys: Keys) -> Tensor:
+def centre_of(extractor: PublicExtractor, shape: tuple[int, int, int], keys: Keys) -> Tensor:
     """The mean embedding (p,) of ``CENTRE_IMAGES`` images of smooth noise, drawn from public ``keys``."""
     return _cached_centre(_HashableMap(extractor), shape, keys)
 

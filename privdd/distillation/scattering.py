@@ -12,7 +12,6 @@ from functools import lru_cache
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from attacks.validation import check_counts

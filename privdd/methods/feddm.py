@@ -52,7 +52,7 @@ from privdd.distillation.private_matching import (
     restrict_as_printed,
     step_maps,
 )
-from privdd.distillation.public_features import AlexNet, RandomCosine
+from privdd.distillation.public_features import PublicExtractor
 from privdd.federated.channel import ClientContext
 from privdd.federated.method import AuditHooks, Method
 from privdd.models import ModelSpec, build, initial
@@ -93,7 +93,7 @@ class FedDM(Method, AuditHooks):
     rho: float = 5.0
     logits: bool = True
     reads: int = 4
-    extractor: AlexNet | RandomCosine | None = None
+    extractor: PublicExtractor | None = None
     fitting: FittingSettings | None = None
     least: float = 0.0
 

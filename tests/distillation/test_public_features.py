@@ -253,6 +253,7 @@ def test_settings_without_a_meaning_are_refused(change: dict, named: str) -> Non
 
 @pytest.mark.parametrize(("algo", "least", "more"), [
     ("dp_head_random", 0.6, ("algo.rows.width=100", "algo.rounds=15", "privacy.sampling_probability=1")),
+    ("dp_head_scattering", 0.6, ("algo.rows.width=100", "algo.rounds=15", "privacy.sampling_probability=1")),
     ("dp_merf", 0.4, ("algo.fitting.steps=40", "algo.server.epochs=30", "model.width=8", "privacy.sampling_probability=1")),
 ])  # fmt: skip
 def test_digits_are_learned_where_noise_is_small(algo: str, least: float, more: tuple[str, ...]) -> None:
@@ -263,6 +264,6 @@ def test_digits_are_learned_where_noise_is_small(algo: str, least: float, more: 
     assert float((found == test.y).float().mean()) > least
 
 
-@pytest.mark.parametrize("algo", ["dp_head_random", "dp_merf"])
+@pytest.mark.parametrize("algo", ["dp_head_random", "dp_head_scattering", "dp_merf"])
 def test_the_budget_that_was_asked_for_is_spent(algo: str) -> None:
     assert 2.9 < finished(tiny(algo, "privacy.epsilon=3")).ledger.epsilon() <= 3.0 + 1e-6
