@@ -79,11 +79,11 @@ def left_alone(node: ast.AST) -> Iterator[ast.AST]:
         yield from ast.walk(node.annotation)
 
 
-def drawn(count: int, seed: int) -> list[tuple[Path, int, str, str]]:
+def drawn(root: Path, count: int, seed: int) -> list[tuple[Path, int, str, str]]:
     """Faults from every package in turn; a file in proportion to its lines."""
     packages: dict[str, list[Path]] = defaultdict(list)
-    for path in sorted([*ROOT.glob("privdd/**/*.py"), *ROOT.glob("attacks/**/*.py")]):
-        packages[path.parent.relative_to(ROOT).as_posix()].append(path)
+    for path in sorted([*root.glob("privdd/**/*.py"), *root.glob("attacks/**/*.py")]):
+        packages[path.parent.relative_to(root).as_posix()].append(path)
     rng, found = random.Random(seed), []
     names = sorted(name for name, files in packages.items() if any("def " in file.read_text(encoding="utf-8") for file in files))
     rng.shuffle(names)
@@ -92,16 +92,16 @@ def drawn(count: int, seed: int) -> list[tuple[Path, int, str, str]]:
         path = rng.choices(files, [file.stat().st_size for file in files])[0]
         choices = list(mutants(path.read_text(encoding="utf-8")))
         if choices:
-            found.append((path.relative_to(ROOT), *rng.choice(choices)))
+            found.append((path.relative_to(root), *rng.choice(choices)))
     return found
 
 
-def tests_of(module: Path, limit: int) -> list[str]:
+def tests_of(root: Path, module: Path, limit: int) -> list[str]:
     """Files of tests named after the module, then those that import it, then those beside it that import what imports it."""
     name = module.with_suffix("").as_posix().replace("/", ".").removesuffix(".__init__")
-    nightly = (ROOT / "tests" / "nightly.txt").read_text(encoding="utf-8").splitlines()
-    files = {path: path.read_text(encoding="utf-8") for path in sorted(ROOT.glob("tests/**/test_*.py"))}
-    files = {path: text for path, text in files.items() if path.relative_to(ROOT).as_posix() not in nightly}
+    nightly = (root / "tests" / "nightly.txt").read_text(encoding="utf-8").splitlines()
+    files = {path: path.read_text(encoding="utf-8") for path in sorted(root.glob("tests/**/test_*.py"))}
+    files = {path: text for path, text in files.items() if path.relative_to(root).as_posix() not in nightly}
 
     def imports(text: str, dotted: str) -> bool:
         package, _, stem = dotted.rpartition(".")
@@ -109,12 +109,12 @@ def tests_of(module: Path, limit: int) -> list[str]:
         return re.search(named, text) is not None
 
     users = [
-        path.relative_to(ROOT).with_suffix("").as_posix().replace("/", ".").removesuffix(".__init__")
-        for path in [*ROOT.glob("privdd/**/*.py"), *ROOT.glob("attacks/**/*.py")]
+        path.relative_to(root).with_suffix("").as_posix().replace("/", ".").removesuffix(".__init__")
+        for path in [*root.glob("privdd/**/*.py"), *root.glob("attacks/**/*.py")]
         if imports(path.read_text(encoding="utf-8"), name)
     ]
 
-    folder = ROOT / "tests" / module.parent.relative_to("privdd" if module.parts[0] == "privdd" else ".")
+    folder = root / "tests" / module.parent.relative_to("privdd" if module.parts[0] == "privdd" else ".")
 
     def rank(path: Path) -> tuple[bool, bool, bool, int]:
         beside = path.parent == folder or path == folder.parent / f"test_{folder.name}.py"
@@ -122,13 +122,13 @@ def tests_of(module: Path, limit: int) -> list[str]:
         return not (beside and named), not imports(files[path], name), not beside, path.stat().st_size
 
     found = [path for path in files if not rank(path)[0] or any(imports(files[path], user) for user in [name, *users])]
-    return [path.relative_to(ROOT).as_posix() for path in sorted(found, key=rank)][:limit]
+    return [path.relative_to(root).as_posix() for path in sorted(found, key=rank)][:limit]
 
 
 def killed(clone: Path, fault: tuple[Path, int, str, str], seconds: int, limit: int) -> str:
     """The first test that fails with the fault in place, or how it went on."""
     module, line, _, new = fault
-    place, tests = clone / module, tests_of(module, limit)
+    place, tests = clone / module, tests_of(clone, module, limit)
     whole = place.read_text(encoding="utf-8")
     lines = whole.split("\n")
     place.write_text("\n".join([*lines[: line - 1], new, *lines[line:]]), encoding="utf-8")
@@ -156,7 +156,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="privdd-mutants-") as place:
         clone = Path(place) / "clone"
         subprocess.run(["git", "clone", "--quiet", "--shared", str(ROOT), str(clone)], check=True)
-        for number, fault in enumerate(drawn(given.count, given.seed)):
+        for number, fault in enumerate(drawn(clone, given.count, given.seed)):
             if given.only and number not in given.only:
                 continue
             found = killed(clone, fault, given.seconds, given.tests)
