@@ -31,8 +31,7 @@ from privdd.distillation.distribution_matching import (
     match_distributions,
     matching_gradient,
 )
-from privdd.distillation.noisy_embedding import release_embeddings
-from privdd.distillation.private_matching import release_gradients
+from privdd.distillation.private_matching import release_embeddings, release_gradients
 from privdd.federated.channel import ClientContext
 from privdd.models import ModelSpec, build, initial
 from privdd.privacy.mechanisms import AggregateClip, ClippedSum

@@ -13,7 +13,7 @@ from scipy.stats import norm
 
 from attacks.epsilon import gaussian_epsilon
 from attacks.tradeoff import Curve, approximate_dp, gaussian_dp
-from privdd.privacy.tradeoff import trade_off
+from privdd.privacy.accounting import trade_off
 
 DELTA = 1e-5
 Q, MU = 0.3, 2.0  # of the sampled Gaussian: rate, and shift in units of its noise

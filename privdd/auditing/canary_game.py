@@ -36,11 +36,11 @@ from privdd.core.validation import BadConfig
 from privdd.federated.channel import device_of
 from privdd.federated.noise_log import ObservedRound
 from privdd.federated.simulation import Plan
+from privdd.privacy.accounting import epsilon_at, trade_off
 from privdd.privacy.clipping import count_records, take_records
 from privdd.privacy.ledger import Ledger
 from privdd.privacy.mechanism import Mechanism, Output
 from privdd.privacy.noise import ZERO_NOISE
-from privdd.privacy.tradeoff import epsilon_at, trade_off
 
 # The onlooker knows all that the analyst of the guarantee knows: the client's other records and which of them were
 # sampled, every canary, the public maps, and every released output. It runs the method's local work with all

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from privdd.core.group_settings import HardExamples
 from privdd.core.rng import Keys
-from privdd.core.setting_types import HardExamples
 from privdd.core.types import Records, Shard, State, Tensors, Upload, is_remote_memory
 from privdd.data.hard_examples import draw_audited_positions, positions_by_kind
 from privdd.federated.channel import ClientContext, digest_tensors

@@ -66,12 +66,13 @@ def issue_canaries(given: Mapping[str, Any]) -> int:
 
 def open_canaries(given: Mapping[str, Any]) -> int:
     """Score the canaries, compute the bound and write opened.json."""
-    from privdd.canary.opened import describe_opened, opened_result
     from privdd.canary.scoring import score_artifact
     from privdd.canary.sealed import (
         OPENED_FILE,
         SECRET_FILE,
         check_commitment,
+        describe_opened,
+        opened_result,
         read_sealed,
         read_secret,
         secrets_folder,
@@ -93,8 +94,7 @@ def open_canaries(given: Mapping[str, Any]) -> int:
 
 def verify_canaries(given: Mapping[str, Any]) -> int:
     """Compute everything again that the published files allow."""
-    from privdd.canary.opened import check_opened_file, describe_opened
-    from privdd.canary.sealed import OPENED_FILE, read_sealed
+    from privdd.canary.sealed import OPENED_FILE, check_opened_file, describe_opened, read_sealed
     from privdd.runtime.files import DamagedRun
 
     folder = Path(given["sealed"])

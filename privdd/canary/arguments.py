@@ -19,7 +19,7 @@ from privdd.core.arguments import (
     values_below,
 )
 from privdd.core.validation import BadConfig
-from privdd.runtime.private_folder import check_private, state_folder
+from privdd.runtime.files import check_private, state_folder
 
 RECOMPUTE_TOLERANCE = 1e-3  # how far a score computed again may be off, relative to the largest
 GROUPS = ("args", "client", "known")  # keys with names behind a dot

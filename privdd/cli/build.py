@@ -18,20 +18,23 @@ from omegaconf import DictConfig, OmegaConf
 
 from attacks.types import Attack
 from privdd.cli.compose import compose_config, config_dir, default_attacks
+from privdd.cli.secret import SECRET_KEY as SECRET
 from privdd.cli.secret import missing_secret_error, secret_of_config
 from privdd.cli.settings import (
     audit_settings,
+    is_forced,
+    iterate_settings,
     mapping_at,
     privacy_settings,
     run_settings,
     to_plain_settings,
     trust_settings,
 )
-from privdd.cli.validation import check_config_types
+from privdd.cli.type_check import TypeCheck, check_setting_numbers, declared_parameters
 from privdd.core.group_settings import Scale, published_scale
 from privdd.core.rng import Keys
 from privdd.core.types import Problem, Shard
-from privdd.core.validation import BadConfig
+from privdd.core.validation import BadConfig, check_text
 from privdd.data.hard_examples import add_hard_examples, hard_example_counts
 from privdd.data.partition import Partition, make_shards
 from privdd.data.sources import load_dataset
@@ -45,6 +48,42 @@ from privdd.privacy.mechanism import Mechanism
 from privdd.privacy.mechanisms import ClippedSum
 from privdd.privacy.noise import settings_hash
 from privdd.runtime.engine import IN_THIS_PROCESS, Engine
+
+# Checks of a composed config: wrong types and values out of range, with a one-line message each.
+
+
+COMMAND_SETTINGS = ("name", "run", "resume", "scores", "tracking", "scores_surface", "policy")  # text or null
+
+
+def check_config_types(config: DictConfig) -> None:
+    """Every value is of the type that the code declares for it and lies in its range; nothing is built yet.
+
+    Raises BadConfig, naming key, value and what is allowed.
+    """
+    check = TypeCheck(config)
+    for key, value in iterate_settings(to_plain_settings(config)):
+        if key == SECRET:  # no message may hold it; ``secret_of_config`` checks it
+            continue
+        check_setting_numbers(key, value, check.source_key_of(key))
+    for key in COMMAND_SETTINGS:
+        check_text(key, config.get(key), optional=True)
+    for key in ("algo", "model"):
+        check.check_built_node(key, to_plain_settings(config[key]))
+    for group in ("privacy.mechanisms", "attack"):
+        nodes = mapping_at(config, group) if OmegaConf.select(config, group) is not None else {}
+        for name, node in nodes.items():
+            check.check_built_node(f"{group}.{name}", node)
+    for group, kind in (
+        ("partition", Partition),
+        ("engine", Engine),
+        ("data", load_dataset),
+        ("capture", CaptureSettings),
+    ):
+        check.check_arguments(group, mapping_at(config, group), *declared_parameters(kind))
+    for group, made in (("partition", Partition), ("engine", Engine), ("capture", CaptureSettings)):
+        made(**mapping_at(config, group))
+    run_settings(config), privacy_settings(config), audit_settings(config), is_forced(config)
+
 
 # Images stay in [0, 1] wherever else they are: in attacks and their distances, in what mechanisms clip, in pictures. For
 # methods that average models this is what standardising the records would be. Methods that learn images (FedDM, FedLGD)

@@ -16,8 +16,8 @@ from attacks.statistics import shared_confidence
 from attacks.types import SENT_BY_SERVER, Finding, Surface
 from privdd import __version__
 from privdd.auditing.findings import decide_verdict, finding_row
+from privdd.cli.build import check_config_types
 from privdd.cli.settings import audit_settings, privacy_settings, to_plain_settings
-from privdd.cli.validation import check_config_types
 from privdd.core.validation import BadConfig
 from privdd.reporting.findings_file import validate_findings, write_findings
 from privdd.reporting.page import write_report

@@ -10,16 +10,15 @@ import os
 import sys
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, open_dict
 
 from privdd import __version__
-from privdd.cli import dry_run
 from privdd.cli.compose import (
     compose_config,
     config_dir,
@@ -39,7 +38,101 @@ from privdd.cli.settings import audit_settings, privacy_settings, run_settings
 from privdd.cli.sweeps import Sweep, count_points, first_point, is_sweep, parse_sweep, pin_sweep_folder
 from privdd.core.validation import BadConfig
 from privdd.runtime.files import check_plain_folder
+from privdd.runtime.progress import format_seconds
 from privdd.runtime.startup import keep_freed_memory, start_forkserver, usable_cores
+
+# ``--dry-run``: what an audit, or a sweep of audits, would take, by stage; nothing is kept.
+
+
+DRY_RUN_OPTION = "--dry-run"
+
+
+def print_cost(config: DictConfig, path: Path, points: int | None = 1) -> int:
+    """Print what the audit of ``config`` into ``path`` takes; exit status 0. Raises BadConfig for what cannot run.
+
+    points: of a sweep whose first point ``config`` is; None = not known.
+    """
+    from privdd.auditing.cost_estimate import (
+        DRY_RUN_SECONDS,
+        check_resources,
+        choose_engine,
+        count_model_numbers,
+        estimate_cost,
+        trains_by_own_code,
+    )
+    from privdd.cli.build import build_attacks, build_experiment
+    from privdd.cli.settings import is_forced
+    from privdd.core.device import deterministic_kernels
+
+    if config.get("scores") is not None or config.get("run") is not None or config.get("resume") is not None:
+        raise BadConfig(f"{DRY_RUN_OPTION}: only a run that trains has a price; leave scores=, run= and resume= away")
+    experiment = build_experiment(config)
+    check_resources(experiment, path, force=is_forced(config))
+    part = "whole rounds of two clients, as your own training cannot be cut short"
+    timed = part if trains_by_own_code(experiment) else "a part of a few rounds"
+    print(f"privdd: {DRY_RUN_OPTION}: timing {timed}", file=sys.stderr, flush=True)
+    with deterministic_kernels(experiment.run.device):  # the kernels of the run
+        attacks = build_attacks(config)
+        found = choose_engine(experiment, attacks, DRY_RUN_SECONDS)[1] or estimate_cost(
+            experiment, attacks, DRY_RUN_SECONDS
+        )
+    whole = "" if points == 1 else f"{format_sweep_price(points, found.wall_seconds)}\n"
+    total, *stages = found.format_lines()
+    network = describe_network(config.get("model"), count_model_numbers(experiment))
+    print(
+        "\n".join([f"{whole}{config.name or 'this run'}: {total}; nothing was kept", *stages, *network, found.source])
+    )
+    return 0
+
+
+def describe_network(model: Any, numbers: int) -> list[str]:
+    """A line about the classifier of a config's ``model`` group, of so many numbers; none where no network is trained together."""
+    if not model or not numbers:
+        return []
+    width = f" of width {model.width}" if model.get("width") else ""
+    return [f"network: {model.get('name') or 'your own'}{width}, {numbers / 1e6:.2g} million numbers"]
+
+
+def format_sweep_price(points: int | None, seconds: float) -> str:
+    """How long a sweep takes whose first point takes so many seconds."""
+    each = f"the first takes about {format_seconds(seconds)}"
+    if points is None:
+        return f"sweep: {each}; how many points follow is not known before they run"
+    return f"sweep: {points} points; {each}, so all take about {format_seconds(points * seconds)} one after the other, if alike"
+
+
+def announce_sweep(config: DictConfig, points: int | None) -> None:
+    """Say on stderr, before a sweep, how many points it has and how long they take; config: of the first, the price of which a few
+    seconds tell. One that cannot run says so when its turn comes."""
+    from privdd.auditing.cost_estimate import ANNOUNCEMENT_SECONDS, choose_engine
+    from privdd.cli.build import build_attacks, build_experiment
+    from privdd.core.device import deterministic_kernels
+
+    said = "sweep: as many points as the sweeper makes" if points is None else f"sweep: {points} points"
+    with suppress(ValueError):
+        experiment = build_experiment(config)
+        with deterministic_kernels(experiment.run.device):
+            found = choose_engine(experiment, build_attacks(config), ANNOUNCEMENT_SECONDS)[1]
+        said = said if found is None else format_sweep_price(points, found.wall_seconds)
+    print(f"privdd: {said}", file=sys.stderr, flush=True)
+
+
+def take_dry_run_option(argv: list[str]) -> bool:
+    """Whether the arguments ask for a price; the option is taken out of them."""
+    asked = DRY_RUN_OPTION in argv
+    while DRY_RUN_OPTION in argv:
+        argv.remove(DRY_RUN_OPTION)
+    return asked
+
+
+def price_command(command: str, argv: list[str], config: DictConfig) -> int:
+    """``print_cost`` of a checked command line; config: of the first point of a sweep."""
+    from privdd.cli.sweeps import count_points, is_sweep
+
+    if command != "audit":
+        raise BadConfig(f"{DRY_RUN_OPTION}: the price of audits; training alone is their stage train")
+    return print_cost(config, Path.cwd(), count_points(argv) if is_sweep(argv) else 1)
+
 
 COMMAND_PURPOSES = {
     "audit": "Train federated clients, attack everything that leaves one of them, and test the stated privacy limit.",
@@ -170,12 +263,12 @@ def _run_command(command: str, run: CommandRun) -> int:
     public, secret_typed = take_secret(quote_paths(sys.argv[1:]))
     sys.argv = [sys.argv[0], *public]
     typed, trusted = _split_trusted_packages(public)
-    priced_only = dry_run.take_dry_run_option(typed)
+    priced_only = take_dry_run_option(typed)
     argv = expand_arguments(typed, command)
     if priced_only:
         if trusted:
             raise BadConfig(NOT_TRUSTED)
-        return dry_run.price_command(command, argv, config_of(command, *first_point(argv)))
+        return price_command(command, argv, config_of(command, *first_point(argv)))
     if any(a.split("=")[0] in HYDRA_OPTIONS for a in argv):
         _run_with_hydra(command, run, argv, typed)
         return 0
@@ -227,11 +320,11 @@ def _check_without_torch(command: str, argv: Sequence[str]) -> DictConfig:
 
 def _check_with_torch(config: DictConfig, argv: Sequence[str]) -> None:
     """The rest."""
-    from privdd.cli.unused_settings import check_settings_used
+    from privdd.cli.overrides import check_settings_used
 
     if not _names_stored_run(config):
         check_settings_used(config, argv)
-    from privdd.cli.validation import check_config_types
+    from privdd.cli.build import check_config_types
 
     check_config_types(config)
 
@@ -289,7 +382,7 @@ def _run_with_hydra(command: str, run: CommandRun, argv: Sequence[str], given: S
         sweep.folder.mkdir(parents=True, exist_ok=True)
         check_plain_folder(sweep.folder)
         if command == "audit" and not any(sweep.folder.glob("*/point.json")):
-            dry_run.announce_sweep(config_of(command, *first_point(argv)), sweep.total)
+            announce_sweep(config_of(command, *first_point(argv)), sweep.total)
         return _run_sweep(sweep, start)
     with _raise_hydra_errors():
         start()
@@ -298,7 +391,7 @@ def _run_with_hydra(command: str, run: CommandRun, argv: Sequence[str], given: S
 
 def _run_sweep_point(config: DictConfig, typed: Sequence[str], work: Callable[[], int]) -> int:
     """One point of a sweep; only the first was checked before."""
-    from privdd.cli.unused_settings import check_settings_used
+    from privdd.cli.overrides import check_settings_used
 
     check_settings_used(config, typed)
     return work()

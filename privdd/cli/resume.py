@@ -10,10 +10,10 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from privdd.cli.compose import compose_config, override_value, user_config_folders
+from privdd.cli.overrides import check_engine_settings_used
 from privdd.cli.secret import remove_secret
 from privdd.cli.settings import NOT_FINGERPRINTED, check_code_digests, to_plain_settings, user_code_of_config
 from privdd.cli.stored_config import OUTSIDE_SETTINGS, check_outside_settings, read_stored_config
-from privdd.cli.unused_settings import check_engine_settings_used
 from privdd.core.validation import BadConfig
 
 # Settings that do not affect what clients send, so they may change: a resumed run must give the result of one that

@@ -77,8 +77,7 @@ def waive_unread_surfaces(config: DictConfig) -> None:
     The report shows them as not attacked. Raises BadConfig where the attacks read nothing of what is released.
     """
     from privdd.auditing.coverage import UNREAD_REASON, uncovered_surfaces
-    from privdd.cli.build import build_attacks, instantiate_node, standardise_classifiers
-    from privdd.cli.validation import check_config_types
+    from privdd.cli.build import build_attacks, check_config_types, instantiate_node, standardise_classifiers
 
     check_config_types(config)
     for surface, reason in config.audit.waive.items():
@@ -109,8 +108,7 @@ def _audit_into_folder(config: DictConfig, path: Path, argv: Sequence[str], held
     from privdd.auditing.earlier_findings import earlier_findings
     from privdd.auditing.findings import write_audit
     from privdd.auditing.pipeline import audit_experiment
-    from privdd.cli.build import build_attacks, build_experiment, build_shipped_attacks
-    from privdd.cli.validation import check_config_types
+    from privdd.cli.build import build_attacks, build_experiment, build_shipped_attacks, check_config_types
     from privdd.reporting.page import write_report
     from privdd.reporting.policy import policy_of_settings
     from privdd.reporting.terminal import conclude_audit

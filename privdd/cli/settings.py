@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from privdd.cli.declared_settings import OWN_PACKAGES
+from privdd.cli.type_check import OWN_PACKAGES
 from privdd.core.validation import BadConfig, setting_error
 from privdd.federated.settings import AuditSettings, GuaranteeBudget, HardExampleSettings, PrivacySettings, RunSettings
 from privdd.runtime.files import DamagedRun, read_json, write_json

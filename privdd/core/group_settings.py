@@ -1,10 +1,13 @@
-"""Rules of the settings groups whose classes need torch: stated once, checked by the classes and, before torch is imported, of
-what was typed. Each raises ValueError, one line with key, value and what is allowed."""
+"""Neighbouring relations, privacy units, hard examples, and rules of the settings groups whose classes need torch: stated once,
+checked by the classes and, before torch is imported, of what was typed. Each rule raises ValueError, one line with key, value
+and what is allowed.
+"""
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
 
 from privdd.core.validation import BadConfig, check_choice, check_integer, is_number, setting_error
 
@@ -187,3 +190,21 @@ def check_model(model: Any) -> None:
         raise ValueError(f"model.depth={model.depth}: the projection has 1 to 4 convolutions")
     if model.name == "projection" and model.width and math.isqrt(model.width) ** 2 != model.width:
         raise ValueError(f"model.width={model.width}: the projection needs a square number (1, 4, 9, 16, ...)")
+
+
+Relation = Literal["add_remove", "zero_out", "replace"]
+RELATIONS: tuple[str, ...] = get_args(Relation)
+UNITS = ("record", "client")
+
+
+@dataclass(frozen=True)
+class HardExamples:
+    """How many audited records get another label, and how many become a near-duplicate, with another label, of a record
+    that the client always trains on. 0 and more; none by default."""
+
+    mislabelled: int = 0
+    near_duplicates: int = 0
+
+    @property
+    def size(self) -> int:
+        return self.mislabelled + self.near_duplicates

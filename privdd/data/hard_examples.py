@@ -11,8 +11,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from privdd.core.group_settings import HardExamples
 from privdd.core.rng import Keys
-from privdd.core.setting_types import HardExamples
 from privdd.core.types import Records, Shard
 from privdd.core.validation import BadConfig
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from privdd.core.setting_types import RELATIONS, UNITS, HardExamples, Relation
+from privdd.core.group_settings import RELATIONS, UNITS, HardExamples, Relation
 from privdd.core.validation import (
     BadConfig,
     check_choice,

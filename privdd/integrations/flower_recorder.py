@@ -32,7 +32,7 @@ from privdd.recording.recording import (
     PendingMark,
 )
 from privdd.recording.recording_folder import CLIENTS_FOLDER, HEAD_FILE
-from privdd.runtime.private_folder import check_private
+from privdd.runtime.files import check_private
 
 MAX_MODS = 50  # mods that are looked through
 DP_STRATEGIES = {

@@ -18,7 +18,7 @@ from typing import Any
 
 import dp_accounting as dpa
 
-from privdd.core.setting_types import UNITS, Relation
+from privdd.core.group_settings import UNITS, Relation
 from privdd.privacy.accounting import Accountant, check_delta, check_relation, epsilon_of
 from privdd.privacy.events import Tally, UnsupportedEvent, event_from_json, event_to_json, tally_events
 from privdd.privacy.mechanism import LedgerRow

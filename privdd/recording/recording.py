@@ -32,8 +32,16 @@ from privdd.federated.channel import digest_tensors
 from privdd.privacy.ledger import SERVER, Ledger
 from privdd.privacy.mechanism import LedgerRow
 from privdd.recording.recording_folder import CLIENTS_FOLDER, HEAD_FILE
-from privdd.runtime.files import DamagedRun, check_plain_folder, list_plain_files, read_json, write_bytes, write_json
-from privdd.runtime.private_folder import IGNORE, ignore_all
+from privdd.runtime.files import (
+    IGNORE,
+    DamagedRun,
+    check_plain_folder,
+    ignore_all,
+    list_plain_files,
+    read_json,
+    write_bytes,
+    write_json,
+)
 from privdd.runtime.run_folder import LARGEST_HEADER, LARGEST_TENSORS, read_tensors_and_header
 
 BROADCAST, REPLY, FINAL = "broadcast", "reply", "final"

@@ -13,9 +13,8 @@ from typing import Any
 
 from privdd.reporting import finding_selection, wording
 from privdd.reporting.decision import Decision, decide_surfaces, sample_banner
-from privdd.reporting.exposed_records import KIND
 from privdd.reporting.finding_selection import PICTURE_FAMILIES
-from privdd.reporting.findings_tables import VISIBLE
+from privdd.reporting.findings_tables import KIND, VISIBLE
 from privdd.reporting.run_record import RunRecord, reproduction_recipe
 from privdd.reporting.schema import FindingRow, Findings
 from privdd.reporting.summary import (

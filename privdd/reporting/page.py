@@ -12,9 +12,15 @@ from pathlib import Path
 from privdd.reporting import assessment, finding_selection, plots, summary, wording
 from privdd.reporting.assessment import audit_signature, encode_card
 from privdd.reporting.decision import decide_surfaces, sample_banner
-from privdd.reporting.exposed_records import hard_records_note, most_exposed_records, rates_by_kind
 from privdd.reporting.finding_selection import findings_without_signal
-from privdd.reporting.findings_tables import findings_by_question, group_releases, knowledge_ladders
+from privdd.reporting.findings_tables import (
+    findings_by_question,
+    group_releases,
+    hard_records_note,
+    knowledge_ladders,
+    most_exposed_records,
+    rates_by_kind,
+)
 from privdd.reporting.plots import PictureAlbum, Plot
 from privdd.reporting.run_record import RunRecord, read_run_record, reproduction_recipe
 from privdd.reporting.style import save_figure

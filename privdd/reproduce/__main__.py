@@ -9,7 +9,7 @@ from collections.abc import Sequence
 def main(argv: Sequence[str] | None = None) -> int:
     """Results on stdout, progress on stderr; errors are one line on stderr and status 1."""
     from privdd.cli.compose import run_guarded
-    from privdd.reproduce.arguments import REPRODUCE
+    from privdd.reproduce.catalogue import REPRODUCE
 
     given = sys.argv[1:] if argv is None else list(argv)
     if {"-h", "--help"} & {*given} or not given:
@@ -19,8 +19,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run_command(argv: Sequence[str]) -> int:
-    from privdd.reproduce.arguments import parse_arguments
-    from privdd.reproduce.catalogue import find_entry
+    from privdd.reproduce.catalogue import find_entry, parse_arguments
 
     asked = parse_arguments(argv)
     if asked.name not in ("list", "all", "overview", "privacy"):

@@ -29,8 +29,7 @@ from privdd.privacy.accounting import epsilon as accounted
 from privdd.privacy.claims import DELTA, kairouz_composition, printed_composition
 from privdd.reporting.finding_selection import PICTURE_MARGIN
 from privdd.reporting.plots import template_environment
-from privdd.reproduce.arguments import ReproduceArguments
-from privdd.reproduce.catalogue import find_entry
+from privdd.reproduce.catalogue import ReproduceArguments, find_entry
 from privdd.reproduce.page import reproduce_entry
 from privdd.reproduce.results import HOLDS, REVERSED
 from privdd.runtime.files import read_json, write_bytes, write_json

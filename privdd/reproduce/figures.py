@@ -30,8 +30,7 @@ from privdd.distillation.distribution_matching import draw_in_ball, embed_images
 from privdd.reporting.plots import Plot, make_slug
 from privdd.reporting.style import PERCENT, figure_canvas, series_colour, series_dash
 from privdd.reporting.wording import format_bytes, format_share
-from privdd.reproduce.feature_tables import AnalysisOutput, ExtraTable, format_spread
-from privdd.reproduce.results import RowResult, TableColumn
+from privdd.reproduce.results import AnalysisOutput, ExtraTable, RowResult, TableColumn, format_spread
 from privdd.reproduce.train import PaperCell, StoredRow, find_cell, load_stored_row
 from privdd.training.sgd import evaluate_model, predict_logits
 

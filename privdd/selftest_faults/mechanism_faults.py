@@ -14,7 +14,7 @@ from torch import Tensor
 
 from privdd.auditing.dp_tests.instrumentation import InstrumentedContext
 from privdd.core.types import Tensors
-from privdd.distillation import noisy_embedding
+from privdd.distillation import private_matching
 from privdd.distillation.public_features import PublicRows
 from privdd.federated import channel
 from privdd.federated.channel import POST_PROCESSING
@@ -123,7 +123,7 @@ def _patch_contributions(change: RowChange) -> Patch:
         return {name: change(tensor) for name, tensor in honest(*given).items()}
 
     return combine_patches(
-        wrap_functions("record_embeddings", noisy_embedding)(change_rows),
+        wrap_functions("record_embeddings", private_matching)(change_rows),
         change_gradients,
         wrap_functions("embed_rows", PublicRows)(change_rows),
     )

@@ -44,8 +44,7 @@ from privdd.reporting.schema import UNLISTED, EpsilonPair, FindingRow, Findings,
 from privdd.runtime.files import DamagedRun, check_plain_folder, read_json, safe_name
 from privdd.runtime.manifest import FILES_KEY
 from privdd.runtime.run_folder import RunFolder, read_tensors
-from privdd.verification.disagreement import Disagreement, Unverified, find_disagreements
-from privdd.verification.file_checks import check_page_sources
+from privdd.verification.file_checks import Disagreement, Unverified, check_page_sources, find_disagreements
 
 FINDINGS_FILE = "findings.json"
 UNKNOWN_EPSILON = {"pld": math.inf, "rdp": math.inf}  # of scores that someone else computed, without a ledger

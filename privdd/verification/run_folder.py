@@ -36,12 +36,15 @@ from privdd.runtime.manifest import (
     seal_page,
 )
 from privdd.runtime.workers import torch_threads
-from privdd.verification.disagreement import Disagreement, Unverified, counted, find_disagreements
 from privdd.verification.file_checks import (
+    Disagreement,
+    Unverified,
     check_file_digests,
     check_page_sources,
     check_sent_values,
     check_signature,
+    counted,
+    find_disagreements,
     list_unlisted_files,
 )
 from privdd.verification.recomputed import (

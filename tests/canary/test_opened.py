@@ -13,14 +13,15 @@ from scipy.stats import binom
 
 from attacks.epsilon import fdp_one_run, one_run
 from privdd.canary.__main__ import main
-from privdd.canary.opened import check_opened_file, opened_result
 from privdd.canary.sealed import (
     CanarySet,
     SealedCanaries,
     check_commitment,
+    check_opened_file,
     coins_to_text,
     compute_commitment,
     digest_arrays,
+    opened_result,
     read_sealed,
     read_secret,
     site_coins,

@@ -12,7 +12,7 @@ import torch
 from omegaconf import OmegaConf
 
 from privdd.auditing import cost_estimate
-from privdd.cli import dry_run
+from privdd.cli import main
 from privdd.cli.main import _run_command, config_of
 from privdd.core.validation import BadConfig
 from privdd.runtime.engine import Engine
@@ -27,7 +27,7 @@ def test_a_price_has_every_stage_and_keeps_nothing(
     monkeypatch.chdir(tmp_path)
     config = config_of("audit", *FEW, "attack=[lira,label_counts]", "name=mine")
     before = OmegaConf.to_yaml(config)
-    assert dry_run.print_cost(config, tmp_path) == 0
+    assert main.print_cost(config, tmp_path) == 0
     out = capsys.readouterr().out.splitlines()
     assert out[0].startswith("mine: about ") and {"train", "worlds", "attacks", "start"} <= {line.split()[0] for line in out[1:]}
     assert "CPU s; memory" in out[0] and re.fullmatch(r"network: \w+ of width 4, 0\.\d+ million numbers", out[-2])
@@ -37,7 +37,7 @@ def test_a_price_has_every_stage_and_keeps_nothing(
 def test_a_long_run_is_priced_from_a_part_of_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A million epochs a round."""
     began = time.process_time()
-    assert dry_run.print_cost(config_of("audit", *FEW, "attack=[lira]", "algo.local_epochs=1000000"), tmp_path) == 0
+    assert main.print_cost(config_of("audit", *FEW, "attack=[lira]", "algo.local_epochs=1000000"), tmp_path) == 0
     took, (out, err) = time.process_time() - began, capsys.readouterr()
     assert took < 40 and list(tmp_path.iterdir()) == []
     assert re.search(r"about \d+ h", out) and "timing a part of a few rounds" in err
@@ -53,15 +53,15 @@ def test_on_a_gpu_the_kernels_of_the_run_are_timed(tmp_path: Path, monkeypatch: 
 
     monkeypatch.setattr(cost_estimate, "time_rounds", rounds)
     with fake_gpu(), pytest.raises(Seen):
-        dry_run.print_cost(config_of("audit", *FEW, "attack=[lira]", "device=cuda"), tmp_path)
+        main.print_cost(config_of("audit", *FEW, "attack=[lira]", "device=cuda"), tmp_path)
     assert not torch.are_deterministic_algorithms_enabled()
 
 
 def test_what_has_no_price_is_refused() -> None:
     with pytest.raises(BadConfig, match=r"^--dry-run: the price of audits"):
-        dry_run.price_command("train", [], config_of("train", "algo=fedavg"))
+        main.price_command("train", [], config_of("train", "algo=fedavg"))
     argv = ["algo=fedavg", "--dry-run"]
-    assert dry_run.take_dry_run_option(argv) and argv == ["algo=fedavg"] and not dry_run.take_dry_run_option(argv)
+    assert main.take_dry_run_option(argv) and argv == ["algo=fedavg"] and not main.take_dry_run_option(argv)
 
 
 def test_a_sweep_is_priced_by_its_first_point(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -74,7 +74,7 @@ def test_a_sweep_is_priced_by_its_first_point(monkeypatch: pytest.MonkeyPatch, c
     assert capsys.readouterr().out.splitlines()[0] == said
     config = config_of("audit", *FEW, "attack=[lira]")
     for points, start in ((6, said), (None, "sweep: the first takes about 1 min 30 s; how many points")):
-        dry_run.announce_sweep(config, points)
+        main.announce_sweep(config, points)
         assert capsys.readouterr().err.startswith(f"privdd: {start}")
 
 

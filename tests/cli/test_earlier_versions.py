@@ -25,12 +25,11 @@ from omegaconf import OmegaConf
 from privdd import report
 from privdd.auditing.coverage import UNREAD_REASON
 from privdd.cli import main as command
-from privdd.cli.build import build_experiment
+from privdd.cli.build import build_experiment, check_config_types
 from privdd.cli.compose import compose_config
 from privdd.cli.run import run_audit
 from privdd.cli.settings import settings_fingerprint
 from privdd.cli.stored_config import load_stored_config
-from privdd.cli.validation import check_config_types
 from privdd.federated.settings import AuditSettings
 from privdd.reporting.findings_file import load_findings
 from privdd.runtime.renames import TARGET, use_current_names

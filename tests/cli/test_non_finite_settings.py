@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
+from privdd.cli.build import check_config_types
 from privdd.cli.compose import compose_config, config_dir, group_choices
 from privdd.cli.settings import iterate_settings, to_plain_settings
-from privdd.cli.validation import check_config_types
 from privdd.core.validation import BadConfig, is_number
 from privdd.data.partition import Partition
 from privdd.runtime.engine import Engine

@@ -14,14 +14,13 @@ import pytest
 from omegaconf import OmegaConf
 
 from privdd.api import audit, train
-from privdd.cli.build import build_experiment
+from privdd.cli.build import build_experiment, check_config_types
 from privdd.cli.compose import CONFIG_GROUPS, compose_config, config_dir
 from privdd.cli.main import check_command
 from privdd.cli.overrides import check_overrides
 from privdd.cli.run import run_audit
 from privdd.cli.stored_config import load_stored_config
 from privdd.cli.type_check import TypeCheck, check_setting_numbers, declared_parameters, describe_type, fits_type
-from privdd.cli.validation import check_config_types
 from privdd.core.validation import BadConfig
 
 # Every value against what the code declares for its place; one line names the key that was typed.

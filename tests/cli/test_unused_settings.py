@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 
 from privdd.cli.compose import compose_config, config_dir, group_choices
 from privdd.cli.main import check_command
-from privdd.cli.unused_settings import check_settings_used
+from privdd.cli.overrides import check_settings_used
 from privdd.core.validation import BadConfig
 
 ROOT = Path(__file__).parents[2]

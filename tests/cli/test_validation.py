@@ -15,12 +15,11 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from privdd.cli import settings as read_settings
-from privdd.cli.build import build_attacks, build_experiment
+from privdd.cli.build import build_attacks, build_experiment, check_config_types
 from privdd.cli.compose import compose_config
 from privdd.cli.errors import explain_error
 from privdd.cli.main import check_command
 from privdd.cli.overrides import _check_known_key
-from privdd.cli.validation import check_config_types
 from privdd.core.validation import BadConfig
 from tests.federations import tiny
 

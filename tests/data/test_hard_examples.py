@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from privdd.core.group_settings import HardExamples
 from privdd.core.rng import Keys
-from privdd.core.setting_types import HardExamples
 from privdd.core.types import Records, Shard
 from privdd.core.validation import BadConfig
 from privdd.data.hard_examples import (

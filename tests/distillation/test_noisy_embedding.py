@@ -1,4 +1,4 @@
-"""Tests of ``privdd.distillation.noisy_embedding``."""
+"""Noisy mean embeddings of ``privdd.distillation.private_matching``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from privdd.core.types import Records
-from privdd.distillation.noisy_embedding import estimation_weights, release_class_counts, release_embeddings
+from privdd.distillation.private_matching import estimation_weights, release_class_counts, release_embeddings
 from privdd.privacy.mechanisms import ClippedSum
 from tests.contexts import CLASSES, SHAPE, batch_sizes, context, network, records
 

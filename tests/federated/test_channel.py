@@ -15,8 +15,7 @@ from torch.nn import functional as F
 from attacks.types import Surface
 from privdd.core.rng import Keys
 from privdd.core.types import Artifact, Problem, Records, State, Tensors
-from privdd.distillation.noisy_embedding import release_class_counts, release_embeddings
-from privdd.distillation.private_matching import release_gradients
+from privdd.distillation.private_matching import release_class_counts, release_embeddings, release_gradients
 from privdd.federated.channel import Channel, ClientContext, UndeclaredArtifact, digest_tensors
 from privdd.privacy.mechanism import Output
 from privdd.privacy.mechanisms import ClippedSum

@@ -8,7 +8,7 @@ import pytest
 
 from privdd.core.validation import BadConfig
 from privdd.reproduce.__main__ import main
-from privdd.reproduce.arguments import ReproduceArguments, parse_arguments
+from privdd.reproduce.catalogue import ReproduceArguments, parse_arguments
 
 
 def test_defaults_and_values() -> None:

@@ -11,7 +11,7 @@ from scipy import optimize, stats
 
 from privdd.reproduce import claims
 from privdd.reproduce import claims as formula
-from privdd.reproduce.arguments import ReproduceArguments
+from privdd.reproduce.catalogue import ReproduceArguments
 from privdd.reproduce.claims import (
     AUDITS,
     FAILS_HERE,

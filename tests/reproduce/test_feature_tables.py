@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from privdd.core.types import Records
-from privdd.reproduce import feature_tables as feature_kinds
-from privdd.reproduce.feature_tables import (
+from privdd.reproduce import results as feature_kinds
+from privdd.reproduce.results import (
     FEATURE_KINDS,
     feature_tables,
     join_records,

@@ -12,7 +12,6 @@ import torch
 
 from privdd.reporting.style import SERIES
 from privdd.reproduce.catalogue import load_catalogue
-from privdd.reproduce.feature_tables import format_spread
 from privdd.reproduce.figures import (
     ANALYSES,
     _mean_of_known,
@@ -22,6 +21,7 @@ from privdd.reproduce.figures import (
     squared_mmd,
     tsne_map,
 )
+from privdd.reproduce.results import format_spread
 from privdd.reproduce.train import PaperCell, load_stored_row, merge_overrides, train_cells
 
 TINY = ("experiment=fedlgd_table1", "preset=smoke", "data.size=8", "data.limit=40", "data.test_limit=20", "model.width=4", "paper.terms.rounds=1", "algo.global_iterations=2", "algo.virtual.ipc=2")

@@ -13,8 +13,7 @@ from privdd.reproduce import page, train
 from privdd.reproduce import page as overview
 from privdd.reproduce import page as reproduction
 from privdd.reproduce.__main__ import main
-from privdd.reproduce.arguments import parse_arguments
-from privdd.reproduce.catalogue import find_entry, load_catalogue
+from privdd.reproduce.catalogue import find_entry, load_catalogue, parse_arguments
 from privdd.reproduce.page import (
     FAILS_HERE,
     HOLDS_HERE,

@@ -22,8 +22,7 @@ from torch.nn.functional import cross_entropy
 from privdd.cli.paper_rows import row_config
 from privdd.reproduce import train
 from privdd.reproduce import train as same_training_module
-from privdd.reproduce.arguments import ReproduceArguments
-from privdd.reproduce.catalogue import PaperEntry, StatedOrder
+from privdd.reproduce.catalogue import PaperEntry, ReproduceArguments, StatedOrder
 from privdd.reproduce.figures import measure_losses, plot_curves, row_label
 from privdd.reproduce.page import ENTRY_PAGE, reproduce_entry
 from privdd.reproduce.results import DIRECTIONS, SCHEMA, collect_results

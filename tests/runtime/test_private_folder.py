@@ -15,7 +15,7 @@ from flwr.serverapp.strategy import FedAvg
 from privdd.canary.__main__ import main
 from privdd.core.validation import BadConfig
 from privdd.integrations.flower_recorder import privdd_tap, tapped
-from privdd.runtime.private_folder import check_private, make_private
+from privdd.runtime.files import check_private, make_private
 
 APP = """
 [build-system]

@@ -20,8 +20,8 @@ from privdd.cli.compose import expand_arguments
 from privdd.cli.main import check_command
 from privdd.external.arguments import TARGET_PREFIX, parse_target_arguments
 from privdd.report import report_parser
-from privdd.reproduce.arguments import parse_arguments as read_reproduce
 from privdd.reproduce.catalogue import find_entry
+from privdd.reproduce.catalogue import parse_arguments as read_reproduce
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "docs" / "index.md", *sorted((ROOT / "docs").glob("*/*.md"))]

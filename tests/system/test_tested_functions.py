@@ -34,8 +34,8 @@ DEPENDED_ON = [
     "privdd.federated.evaluation:measure_accuracy",
     "privdd.federated.simulation:count_bytes",
     "privdd.training.dp_sgd:count_private_steps",  # "steps = local epochs / this"
-    "privdd.distillation.noisy_embedding:estimation_weights",
-    "privdd.distillation.noisy_embedding:release_class_counts",
+    "privdd.distillation.private_matching:estimation_weights",
+    "privdd.distillation.private_matching:release_class_counts",
     "privdd.privacy.claims:effective_std",  # the printed claims of FedFed with two copies
     "privdd.privacy.claims:feddm_3_2",
     "privdd.privacy.claims:fedrd_1",

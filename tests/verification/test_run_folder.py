@@ -20,8 +20,7 @@ from privdd.reporting.run_record import read_run_record
 from privdd.runtime.files import DamagedRun, read_json
 from privdd.runtime.manifest import SEAL_KEY, seal_folder
 from privdd.runtime.run_folder import read_tensors, write_tensors
-from privdd.verification.disagreement import find_disagreements, is_same_value
-from privdd.verification.file_checks import check_sent_values
+from privdd.verification.file_checks import check_sent_values, find_disagreements, is_same_value
 from privdd.verification.recomputed import (
     check_ledger_numbers,
     check_score_numbers,

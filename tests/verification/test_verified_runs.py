@@ -12,7 +12,7 @@ import torch
 from privdd.runtime.manifest import seal_folder
 from privdd.runtime.run_folder import read_tensors, write_tensors
 from privdd.verification import run_folder, verified_runs
-from privdd.verification.disagreement import Unverified
+from privdd.verification.file_checks import Unverified
 from privdd.verification.run_folder import load_run
 from privdd.verification.verified_runs import find_note, load_runs
 from tests.conftest import SmallAudit

@@ -23,9 +23,8 @@ from privdd.core.rng import Keys
 from privdd.core.types import Records, Shard
 from privdd.federated.settings import GuaranteeBudget
 from privdd.federated.simulation import Plan, Snapshot
-from privdd.privacy.accounting import epsilon
+from privdd.privacy.accounting import epsilon, epsilon_at, trade_off
 from privdd.privacy.ledger import Ledger
-from privdd.privacy.tradeoff import epsilon_at, trade_off
 
 WHOLE_RUN_TEST = "t2_whole_run"
 MAX_ROUNDED_KAPPA = 1.01  # units: what a release may seem to move by where it is rounded to a lattice

@@ -12,7 +12,7 @@ from attacks.epsilon import gaussian_epsilon
 from attacks.types import Finding
 from privdd.auditing.dp_tests.ledger_test import LEDGER_TEST, epsilon_lower_bound, ledger_findings
 from privdd.auditing.dp_tests.statement import GuaranteeSubject
-from privdd.core.setting_types import Relation
+from privdd.core.group_settings import Relation
 from privdd.federated.channel import POST_PROCESSING
 from privdd.federated.noise_log import NoiseLog
 from privdd.federated.settings import GuaranteeBudget

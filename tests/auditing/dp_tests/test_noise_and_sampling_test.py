@@ -35,7 +35,7 @@ from privdd.auditing.findings import findings_json
 from privdd.auditing.pipeline import audit_experiment
 from privdd.auditing.replay import recover_noise_log, scale_noise
 from privdd.cli.build import build_experiment
-from privdd.distillation import noisy_embedding
+from privdd.distillation import private_matching
 from privdd.federated import channel
 from privdd.federated.channel import ClientContext
 from privdd.federated.noise_log import NoiseLog, ReleaseLog, RoundLog
@@ -272,20 +272,20 @@ def test_faulty_sampling_is_a_contradiction(
 
 def embeddings(factor: Callable[[int], float]) -> Plant:
     """Every embedding times a number that depends on how many records the client has."""
-    honest = noisy_embedding.record_embeddings
+    honest = private_matching.record_embeddings
     return lambda patch: patch.setattr(
-        noisy_embedding, "record_embeddings", lambda embed, x, chunk: honest(embed, x, chunk) * factor(len(x))
+        private_matching, "record_embeddings", lambda embed, x, chunk: honest(embed, x, chunk) * factor(len(x))
     )
 
 
 def centred(patch: pytest.MonkeyPatch) -> None:
-    honest = noisy_embedding.record_embeddings
+    honest = private_matching.record_embeddings
 
     def around_the_mean(embed: Any, x: Tensor, chunk: int) -> Tensor:
         rows = honest(embed, x, chunk)
         return rows - rows.mean(0)
 
-    patch.setattr(noisy_embedding, "record_embeddings", around_the_mean)
+    patch.setattr(private_matching, "record_embeddings", around_the_mean)
 
 
 SENSITIVITY_FAULTS: dict[str, Plant] = {
