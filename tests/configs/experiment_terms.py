@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -11,8 +11,9 @@ from omegaconf import DictConfig, OmegaConf
 from privdd.cli.compose import CONFIG_GROUPS, compose_config
 
 
-def rows_of(name: str, column: str, more: Sequence[str] = ()) -> dict[str, DictConfig]:
-    """row -> its config, in one column of ``experiment=name``. more: choices for every row (preset=paper)."""
+@cache
+def rows_of(name: str, column: str, *more: str) -> dict[str, DictConfig]:
+    """row -> its config, in one column of ``experiment=name``; nobody changes them. more: choices for every row (preset=paper)."""
     part: Any = columns_of(name)[column]
     groups, values = _parted(part["overrides"])
     return {row: _row(name, (*more, *groups), row, values) for row in part["accuracy"]}

@@ -13,7 +13,6 @@ from privdd.cli.main import check_command
 from privdd.cli.paper_rows import find_differing_terms, row_terms, stated_difference
 from privdd.cli.settings import settings_fingerprint
 from privdd.core.validation import BadConfig
-from tests.configs.experiment_terms import rows_of
 
 EXPERIMENTS = group_choices("experiment", [config_dir()])
 KEYS = {"source", "metric", "best", "stand_in", "offline", "terms", "differs", "columns"}
@@ -24,12 +23,6 @@ def paper_of(name: str) -> dict[str, Any]:
     return OmegaConf.to_container(check_command("train", [f"experiment={name}"]).paper, resolve=True)
 
 
-@cache
-def odd_rows(name: str, column: str) -> dict[str, set[str]]:
-    terms = {row: row_terms(config) for row, config in rows_of(name, column, ["preset=paper"]).items()}
-    return find_differing_terms(terms)
-
-
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_an_experiment_says_all_that_a_reader_needs(name: str) -> None:
     paper = paper_of(name)
@@ -37,20 +30,6 @@ def test_an_experiment_says_all_that_a_reader_needs(name: str) -> None:
     assert set(paper["offline"]) == {"overrides", "note"} and bool(paper["offline"]["overrides"]) == bool(paper["offline"]["note"])
     for column in paper["columns"].values():
         assert all(value is None or 0 < value < 100 for value in column["accuracy"].values())
-
-
-@pytest.mark.parametrize("name", EXPERIMENTS)
-def test_rows_of_a_column_are_on_equal_terms_or_say_which_differ(name: str) -> None:
-    """Every row can be built. At preset=paper: rounds, participation, network, data, local training and privacy; no reason without a cause."""
-    paper, used = paper_of(name), set()
-    for column in paper["columns"]:
-        for term, rows in odd_rows(name, column).items():
-            for row in rows:
-                assert stated_difference(paper["differs"], term, row), f"{column}, {row}: {term} differs from the other rows without a word"
-        used |= {(term, row) for term, rows in odd_rows(name, column).items() for row in rows}
-    for term, said in paper["differs"].items():
-        for start in said:
-            assert any(t == term and stated_difference({term: {start: "x"}}, t, row) for t, row in used), f"{term} {start}: does not differ"
 
 
 def test_unequal_rounds_and_networks_are_seen() -> None:

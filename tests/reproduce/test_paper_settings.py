@@ -9,8 +9,11 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
+from privdd.cli.compose import config_dir, group_choices
+from privdd.cli.paper_rows import find_differing_terms, paper_block, row_terms, stated_difference
 from privdd.reproduce.catalogue import find_entry, paper_details
 from privdd.reproduce.results import lasting_differences
+from tests.configs.experiment_terms import rows_of
 from tests.reproduce.paper_settings import SELECTORS, PaperRow, compare_settings, rows_of_paper
 
 
@@ -47,7 +50,9 @@ def test_a_planted_deviation_is_found(paper: str, experiment: str, row: str, key
     config = made(paper)[at].config.copy()
     OmegaConf.update(config, key, value)
     planted = [*made(paper)[:at], replace(made(paper)[at], config=config), *made(paper)[at + 1 :]]
-    assert any(key.rpartition(".")[2] in line for line in compare_settings(paper_details()[paper], planted))
+    beside = [one for one in planted if one.experiment == experiment]
+    found = [line for line in compare_settings(paper_details()[paper], beside) if line.startswith(f"{experiment}, ")]
+    assert any(key.rpartition(".")[2] in line for line in found)
 
 
 def test_a_deviation_that_is_none_any_more_is_found() -> None:
@@ -65,3 +70,23 @@ def test_the_fidelity_sheet_shows_the_deviations_of_its_experiment() -> None:
     for one in paper_details()["feddm"]["deviations"]:
         assert (one["what"] in shown["feddm.figure3"]) == ("feddm_figure3" in one.get("experiments", ["feddm_figure3"]))
         assert (one["what"] in shown["feddm.table2"]) == ("feddm_table2" in one.get("experiments", ["feddm_table2"]))
+
+
+@cache
+def odd_rows(name: str, column: str) -> dict[str, set[str]]:
+    terms = {row: row_terms(config) for row, config in rows_of(name, column, "preset=paper").items()}
+    return find_differing_terms(terms)
+
+
+@pytest.mark.parametrize("name", group_choices("experiment", [config_dir()]))
+def test_rows_of_a_column_are_on_equal_terms_or_say_which_differ(name: str) -> None:
+    """Every row can be built. At preset=paper: rounds, participation, network, data, local training and privacy; no reason without a cause."""
+    paper, used = paper_block(name), set[tuple[str, str]]()
+    for column in paper["columns"]:
+        for term, rows in odd_rows(name, column).items():
+            for row in rows:
+                assert stated_difference(paper["differs"], term, row), f"{column}, {row}: {term} differs from the other rows without a word"
+        used |= {(term, row) for term, rows in odd_rows(name, column).items() for row in rows}
+    for term, said in paper["differs"].items():
+        for start in said:
+            assert any(t == term and stated_difference({term: {start: "x"}}, t, row) for t, row in used), f"{term} {start}: does not differ"

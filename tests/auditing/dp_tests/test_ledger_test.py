@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from copy import deepcopy
 from dataclasses import replace
+from functools import cache
 
 import dp_accounting as dpa
 import pytest
@@ -72,6 +74,13 @@ RUNS = {
 
 
 def trained(name: str) -> tuple[GuaranteeSubject, NoiseLog]:
+    """What was trained once, with a log of the test's own."""
+    subject, record = train_once(name)
+    return subject, deepcopy(record)
+
+
+@cache
+def train_once(name: str) -> tuple[GuaranteeSubject, NoiseLog]:
     experiment = tiny(*RUNS[name])
     plan, record = experiment.plan, NoiseLog(experiment.plan.victim)
     progress = start_training(plan, experiment.new_ledger())
