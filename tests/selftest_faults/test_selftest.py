@@ -53,6 +53,8 @@ EACH = [  # one of each group, in the profile where it is cheapest
     ("clean_sent", "fedavg_client", "wire"),
     ("sampling_off", "feddm_dp", "T0 sampling"),
     ("contributions_odd", "feddm_dp", "T1 sensitivity"),
+    ("clip_double_elsewhere", "feddm_dp", "T1 sensitivity"),
+    ("data_none_of_few", "feddm_dp", "T1 sensitivity"),
     ("mean_hidden", "feddm_dp", "T1 told"),
     ("unit_not_declared", "feddm_dp", "refused"),
     ("noise_one_number_bare", "dp_moments", "T0 noise"),  # one release in a run: all clients' are needed to tell

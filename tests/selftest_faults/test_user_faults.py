@@ -95,6 +95,12 @@ class OwnSum(Mechanism):
         return Output(event=self.event, sensitivity=C / PUBLIC, why=why, **made)
 
 
+RECORD_RULES: dict[str, Callable[[Shard, Any], Tensor]] = {  # no faults: who takes part follows from each record alone
+    "even ids in even rounds": lambda shard, ctx: shard.train.ids % 2 == ctx.round % 2,
+    "bright ones": lambda shard, ctx: shard.train.x.flatten(1).mean(1) > 0.3,
+}
+
+
 @dataclass(frozen=True)
 class OwnMeans(Method):
     """Noised class sums of a public random map of the images, read twice a round, and a noised number of records."""
@@ -138,6 +144,9 @@ class OwnMeans(Method):
 
     def local(self, broadcast: Any, memory: Any, shard: Shard, ctx: Any) -> Any:
         x, y, w, reads = shard.train.x, shard.train.y, broadcast["model"]["w"], []
+        if self.fault in RECORD_RULES:
+            keep = RECORD_RULES[self.fault](shard, ctx)
+            x, y = x[keep], y[keep]
         for _ in range(2):
             taken = self._taken(ctx, len(x))
             rows, own = self._rows(x[taken], w), y[taken]
@@ -207,6 +216,12 @@ METHOD_FAULTS = [
 def test_sound_ones_are_consistent() -> None:
     outcome = of(planted=None)
     assert outcome.is_as_expected, (outcome.verdict, outcome.tiers, outcome.says, outcome.error)
+
+
+@pytest.mark.parametrize("rule", RECORD_RULES)
+def test_a_method_may_leave_records_out_by_what_each_is(rule: str) -> None:
+    outcome = of(method=rule)
+    assert outcome.verdict == "consistent" and not outcome.is_caught, (outcome.verdict, outcome.says, outcome.error)
 
 
 @pytest.mark.parametrize("fault", MECHANISM_FAULTS)
