@@ -218,21 +218,12 @@ class _PresenceTrial:
         seen, outputs = list[SeenContributions](), None
         for places in (range(size), range(few), range(few, size)):
             held = self._with_some(whole, places)
-            seen.append(SeenContributions(limit, size))
+            seen.append(SeenContributions(limit, 0))  # sums are enough, whatever the number of records
             run = self.examined.run_forced(held, seen[-1], outputs, self.examined.snapshot_of(held))
             self.said, outputs = self.said or run.problem, outputs or run.outputs
-        parts = [
-            _pad_rows([one.singly[name][t] for one in seen[1:]], rows)
-            for name, together in seen[0].singly.items()
-            for t, rows in together.items()
-            if all(t in one.singly.get(name, {}) for one in seen)
-        ]
-        sums = [
-            _largest_change(totals, [sum(pair) for pair in zip(*(one.totals.get(name, []) for one in seen[1:]))])
-            for name, totals in seen[0].totals.items()
-        ]
-        others = change_of_others([apart for apart, _ in parts], [rows for _, rows in parts])
-        return others > 0 or max(sums, default=0.0) > ROUNDING_UNITS
+        together, one, other = (of.totals for of in seen)
+        apart = {name: [a + b for a, b in zip(one.get(name, []), other.get(name, []))] for name in together}
+        return any(_largest_change(sums, apart[name]) > ROUNDING_UNITS for name, sums in together.items())
 
     def compare_sampled_half(self, limit: Mapping[str, int], out: ForcedRun) -> None:
         """Half of the records are drawn: the releases must be those of a client that holds this half and draws all.
@@ -362,15 +353,6 @@ def _crowd_around(shard: Shard, outlier: Records) -> Records:
     share = NEAR_COPY_SHARE * torch.arange(1, CROWD_SIZE + 1).to(first.x).reshape(-1, *[1] * (first.x.ndim - 1))
     label = outlier.y.to(first.y).expand(CROWD_SIZE)
     return Records(first.x * (1 - share) + share / 2, label, torch.arange(CROWD_SIZE).to(first.ids))
-
-
-def _pad_rows(parts: Sequence[Tensor], whole: Tensor) -> tuple[Tensor, Tensor]:
-    """The rows of all parts, and those of the whole, with zeros below the fewer of them."""
-    apart = torch.cat([part for part in parts if len(part)] or [whole[:0]])
-    size, width = max(len(apart), len(whole)), (apart if len(apart) else whole).shape[1]
-    gaps = [t.new_zeros(size - len(t), width) for t in (apart, whole)]
-    one, other = (torch.cat([t, gap]) if len(t) else gap for t, gap in zip((apart, whole), gaps))
-    return one, other
 
 
 def pair_with_guest(plan: Plan, shard: Shard, records: Records, guest: Records) -> tuple[Shard, Shard]:
