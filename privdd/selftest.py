@@ -90,7 +90,7 @@ def _run_command(argv: Sequence[str]) -> int:
     table, problems = format_score_table(outcomes, faults, profiles), unexpected_outcomes(outcomes)
     print("\n".join([summarise_score(outcomes), *problems, *table]), flush=True)
     if asked.docs is not None:
-        command = " ".join(["python -m privdd.selftest", *(a for a in argv if not a.startswith("out="))])
+        command = " ".join(["python -m privdd.selftest", *(a for a in argv if not a.startswith(("out=", "resume=")))])
         write_markdown_page(asked.docs, format_score_page(outcomes, faults, profiles, command))
     return 0 if any(split_outcomes(outcomes)) and not list(unexpected_outcomes(outcomes)) else EXIT_MISSED
 

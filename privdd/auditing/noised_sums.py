@@ -140,7 +140,7 @@ def collect_noised_sums(
     place = torch.isin(trained.ids, base.ids)
     for observed in sorted(transcript, key=lambda one: one.round):
         if observed.outputs:
-            note = _SumCollector(found, plan, base, candidates, place, len(observed.outputs))
+            note = _SumCollector(found, plan, base, candidates, place, trained.y.cpu(), len(observed.outputs))
             ctx = instrumented_context(plan, observed.round, TranscriptReader(observed, note))
             try:
                 plan.method.local(observed.broadcast, dict(observed.memory), everyone, ctx)
@@ -158,18 +158,21 @@ def collect_noised_sums(
 
 @dataclass
 class _SumCollector:
-    """Adds one round's releases to ``found``. place: (trained,) bool, which of the sampling coins are of ``base``;
-    left: releases until the round is over."""
+    """Adds one round's releases to ``found``. place: (trained,) bool, which of the sampling coins are of ``base``; labels: (trained,),
+    for coins that are tossed class by class; left: releases until the round is over."""
 
     found: NoisedSums
     plan: Plan
     base: Records
     candidates: Records
     place: Tensor
+    labels: Tensor
     left: int
 
     def __call__(self, asked: ObservedRelease) -> None:
         coins, place = asked.taken, self.place
+        if coins is not None and asked.partition is not None and len(coins) != len(place):
+            place = place[self.labels == int(asked.partition.removeprefix("label:"))]
         if coins is not None and len(coins) != len(place):
             raise NotPerRecord(f"{asked.name}: {len(coins)} records sampled of {len(place)}")
         asked = replace(asked, taken=None if coins is None else coins[place])

@@ -41,7 +41,7 @@ ENOUGH_PICTURES = 30  # where only reconstructions were tried
 SEED = "its noise comes from the seed on this page, so anyone can regenerate and subtract it; such a run is a simulation, not for release"
 PAIRED = "its noise is the same in every run with this seed, so two of them undo it; such a run is a simulation"
 SHOWN = "sure: shown, at 95 % confidence over all tests together"
-NO_LIMIT = "no guarantee limits what it reveals: the noise is too small for one"
+NO_LIMIT = "no guarantee limits what it reveals, although noise was added"
 UNKNOWN = "its noise must come from a source that nobody can replay; this folder does not record the source"
 
 

@@ -104,20 +104,28 @@ def _limits_line(findings: Findings) -> str:
 
 
 def _epsilon_answer(findings: Findings, claim: ClaimRow | None, word: str, shown: float | None) -> str:
-    proven, broken = findings.privacy.epsilon.best, findings.verdict == "contradiction"
+    """Of the number that the run is held to, or that a paper claims; of the accounting's where no proof brings the paper's to this
+    run, or the test that failed is of another limit."""
+    privacy, broken = findings.privacy, findings.verdict == "contradiction"
+    proven = privacy.epsilon.best
     tested = "not contradicted" if findings.verdict == "consistent" else "not tested in every part"
-    if claim is None or claim.number is None:
+    exceeds = finding_selection.exceeds_claim(claim, shown, privacy.delta)
+    if claim is None or claim.number is None or (broken and word == "claimed" and not exceeds):
         if math.isinf(proven):
-            return "no epsilon is stated, and none is proven"
+            return "an epsilon that is stated does not hold" if broken else "no epsilon is stated, and none is proven"
         return f"epsilon {format_number(proven)} {'does not hold' if broken else f'is proven, and {tested}'}"
-    head = f"epsilon {format_number(claim.number)} ({word})"
+    at = "" if claim.delta in (None, privacy.delta) else f" at delta {format_number(claim.delta)}"
+    head = f"epsilon {format_number(claim.number)}{at} ({word})"
     if broken:
         return f"{head} does not hold"
-    if finding_selection.exceeds_claim(claim, shown, findings.privacy.delta):
+    if exceeds:
         return f"{head} does not cover what this run reveals"
     if proven > claim.number:
         return f"{head} is {'not tested' if shown is None else 'not contradicted'}, and not proven either"
-    return f"{head} is proven, and {tested}"
+    if claim.sound or word == "stated":
+        return f"{head} is proven, and {tested}"
+    unproven = f"the {format_number(claim.number)} claimed{at} does not cover this run"
+    return f"epsilon {format_number(proven)} is proven, and {tested} ({unproven})"
 
 
 def _accuracy_text(findings: Findings) -> str:

@@ -48,6 +48,7 @@ PROFILES = {
     "sampled": ("feddm_dp", "privacy.sampling_probability=0.5"),
     "fedlgd_dp": ("fedlgd_dp", EVERY),
     "fedrd_dp": ("fedrd_dp", "model.width=4", EVERY),
+    "by class": ("feddm", "privacy=clipped_gradient", "algo.start=noise", "privacy.sampling_probability=0.5", "algo.matching.iterations=3"),
 }
 
 
@@ -82,6 +83,21 @@ def test_without_noise_a_run_s_sums_are_its_members(profile, monkeypatch):
     assert len({read.at.tobytes() for read in sums.releases}) > 2  # classes apart
     for read in sums.releases:
         assert read.moment == pytest.approx(read.precision @ mask[read.at], rel=1e-4, abs=1e-4 * read.precision.max())
+
+
+def test_coins_that_are_tossed_class_by_class_are_told(monkeypatch):
+    """Every step of ``privacy=clipped_gradient`` draws from each class by itself: what the sampled others add is known."""
+    monkeypatch.setattr(channel, "noise_for", lambda source, keys: Loud(noise_for(source, keys).generator))
+    _, said, held = heard("by class")
+    sums = collect_noised_sums(*held)
+    inside = held[2].masks[0].numpy()
+    drawn = [read for read in sums.releases if np.abs(read.precision).max() > 0]
+    assert len(drawn) >= len(said) and {read.name for read in drawn} == {"synthetic_gradient"}
+    for read in drawn:  # of the members, only those that were drawn: one of all subsets of them explains the release
+        members = np.flatnonzero(inside[read.at])
+        z = np.array([[bits >> k & 1 for k in range(len(members))] for bits in range(2 ** len(members))], float)
+        gaps = np.abs(z @ read.precision[members] - read.moment).max(1)
+        assert gaps.min() < 1e-3 * read.precision.max()
 
 
 def test_with_noise_what_is_left_is_standard_normal():

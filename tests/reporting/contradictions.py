@@ -236,10 +236,21 @@ def _numbers(said: Said) -> Iterator[str]:
                 yield f"{title}: {label} is {row[label]} on the page, {cells[place]} in the terminal"
         if row and cells and not row["Verdict"].lower().startswith(cells[-2]):
             yield f"{title}: {row['Verdict']} on the page, {cells[-2]} in the terminal"
-    tiles = {next(d.find("dt")).text: next(d.find("dd")).text for t in said.page.find("dl", "class", "trio") for d in t.find("div")}
-    claimed = re.search(r"epsilon (\S+) \((\w+)\) ", said.terminal)
-    if claimed and tiles and tiles.get(claimed.group(2).capitalize()) != claimed.group(1):
-        yield f"{claimed.group(0)} in the terminal, {tiles} on the page"
+    tiles, notes = (
+        {next(d.find("dt")).text: dd.text for t in said.page.find("dl", "class", "trio") for d in t.find("div") for dd in [[*d.find("dd")][at]]}
+        for at in (0, 1)
+    )
+    claimed = re.search(r"([^\s(]+)(?: at delta (\S+))? \((claimed|stated)\)( is proven)?.*; delta ([^,]+),", said.terminal)
+    if claimed and tiles:
+        number, own, kind, proven, delta = claimed.groups()
+        note = notes.get(kind.capitalize(), "")
+        if tiles.get(kind.capitalize()) != number:
+            yield f"{claimed.group(0)} in the terminal, {tiles} on the page"
+        if proven and "does not cover this run" in note:
+            yield f"{number} is proven in the terminal, and does not cover this run on the page"
+        there = re.search(r"at δ = ([^\s;,]+)", note)
+        if there and there.group(1) != (own or delta):
+            yield f"{number} is claimed at delta {own or delta} in the terminal, {there.group(1)} on the page"
     shown = re.search(r"shown at least ([^;]+);", said.terminal)
     if shown and tiles.get("Shown at least") != shown.group(1):
         yield f"{shown.group(0)} in the terminal, {tiles} on the page"
@@ -250,7 +261,7 @@ def _units(said: Said) -> Iterator[str]:
     text = said.page.text + json.dumps(said.card)
     for other in {found for found in NEIGHBOURS.findall(text) if found != unit}:
         yield f"the unit is a {unit}, and neighbours differ in a {other}"
-    for other in re.findall(r"(?:How much can one|reveals about a|unit one|How often could a) (record|client)", text):
+    for other in re.findall(r"(?:How much can one|reveals about a|unit one|How often could a|computed for crafted) (record|client)", text):
         if other != unit:
             yield f"the unit is a {unit}, and a sentence speaks of a {other}"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -123,13 +124,13 @@ def rates(small: float, large: float, *, resolvable: bool = True) -> dict[str, A
 
 
 def record(
-    seed: int, pld: Any = 2.0, rdp: Any = 3.0, claims: tuple[float, ...] = (), found: tuple[dict[str, Any], ...] = (), **privacy: Any
+    seed: int, pld: Any = 2.0, rdp: Any = 3.0, claims: Sequence[Any] = (), found: tuple[dict[str, Any], ...] = (), **privacy: Any
 ) -> RunRecord:
     """A run that released features, and its attacks with these rates (``rates``)."""
     attacks = [row(one, epsilon_measured=0.25 + seed, epsilon_validity="finite_sample") for one in found]
     data = released(attacks, "consistent", pld).model_dump(mode="json", by_alias=True, exclude_none=True)
     data["run"]["seed"] = seed
-    said = [{"source": "s", "epsilon": one, "sound": False, "why": "w"} for one in claims]
+    said = [one if isinstance(one, dict) else {"source": "s", "epsilon": one, "sound": False, "why": "w"} for one in claims]
     data["privacy"] |= {"epsilon": {"pld": pld, "rdp": rdp}, "claims": said, **privacy}
     data["utility"] = {"accuracy": 0.5 + seed / 10, "accuracy_kind": "global", "uploaded_bytes_per_client": 800 + seed}
     return RunRecord(Path(str(seed)), validate_findings(data), config={"privacy": {"noise": 1}})

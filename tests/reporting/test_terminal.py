@@ -31,9 +31,11 @@ def test_an_epsilon_stands_with_its_accountant_delta_unit_and_relation() -> None
 
 @pytest.mark.parametrize(
     ("proven", "claims", "verdict", "answer"),
-    [(2.0, (8.0,), "consistent", "epsilon 8 (claimed) is proven, and not contradicted"),
+    [(2.0, (8.0,), "consistent", "epsilon 2 is proven, and not contradicted (the 8 claimed does not cover this run)"),
      (2.0, (0.2,), "consistent", "epsilon 0.2 (claimed) does not cover what this run reveals"),
-     (2.0, (8.0,), "contradiction", "epsilon 8 (claimed) does not hold"),
+     (2.0, (8.0,), "contradiction", "epsilon 2 does not hold"),
+     (2.0, (0.2,), "contradiction", "epsilon 0.2 (claimed) does not hold"),
+     (math.inf, (8.0,), "contradiction", "an epsilon that is stated does not hold"),
      (math.inf, (8.0,), "unprotected", "epsilon 8 (claimed) is not contradicted, and not proven either"),
      (2.0, (), "untested", "epsilon 2 is proven, and not tested in every part"),
      (2.0, (), "contradiction", "epsilon 2 does not hold"),
@@ -42,6 +44,18 @@ def test_an_epsilon_stands_with_its_accountant_delta_unit_and_relation() -> None
 def test_the_first_line_answers_whether_the_epsilon_is_true(proven: float, claims: tuple[float, ...], verdict: Any, answer: str) -> None:
     found = record(0, proven, proven, claims, (rates(0.1, 0.2),)).findings.model_copy(update={"verdict": verdict})
     assert printed(found)[0].startswith(f"{answer}: shown at least 0.25; delta ")
+
+
+@pytest.mark.parametrize(
+    ("proven", "sound", "answer"),
+    [(2.0, True, "epsilon 8 at delta 1e-4 (claimed) is proven, and not contradicted"),
+     (2.0, False, "epsilon 2 is proven, and not contradicted (the 8 claimed at delta 1e-4 does not cover this run)"),
+     (math.inf, False, "epsilon 8 at delta 1e-4 (claimed) is not contradicted, and not proven either")],
+)  # fmt: skip
+def test_a_claim_keeps_its_delta_and_is_proven_only_where_it_covers_the_run(proven: float, sound: bool, answer: str) -> None:
+    claim = {"source": "s", "epsilon": 8.0, "sound": sound, "why": "w", "delta": 1e-4}
+    found = record(0, proven, proven, found=(rates(0.1, 0.2),), claims=[claim]).findings
+    assert printed(found)[0].startswith(f"{answer}: shown at least 0.25; delta 1e-5, ")
 
 
 def test_a_surface_has_its_epsilons_in_the_order_of_the_heads() -> None:

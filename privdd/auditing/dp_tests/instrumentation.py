@@ -115,7 +115,11 @@ class ReleaseRecorder:
         output = mechanism(rows if self.inside(name, partition) else without_guests(rows, guests), self.noise)
         self.observe(mechanism, RecordedRelease(name, partition, rows, guests, output))
         self.answered += 1
-        return output.value if self.forced is None else self.forced[self.answered - 1]
+        if self.forced is None:
+            return output.value
+        if self.answered > len(self.forced):
+            raise TranscriptEnded(f"query {name!r}: more releases than the {len(self.forced)} of the run beside it")
+        return self.forced[self.answered - 1]
 
 
 def without_guests(rows: Tensors, guests: int) -> Tensors:

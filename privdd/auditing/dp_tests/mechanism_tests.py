@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -57,7 +58,7 @@ from privdd.auditing.dp_tests.sensitivity_test import (
 from privdd.auditing.dp_tests.statement import GuaranteeSubject, format_ranges
 from privdd.core.rng import Keys
 from privdd.core.types import Artifact, Records, Shard, State, Tensors
-from privdd.federated.channel import OutputLog
+from privdd.federated.channel import OutputLog, TranscriptEnded
 from privdd.federated.settings import GuaranteeBudget
 from privdd.federated.simulation import Plan, Snapshot
 from privdd.privacy.claims import DELTA, Claim, smallest_claim
@@ -593,9 +594,10 @@ def change_along_method(
                 units.append(heeded.released.noise_std / mechanism.noise_multiplier)
 
         ctx = recording_context(plan, snapshot.round, subject.keys.fold("t1"), keep_value, [label], forced=forced)
-        plan.method.local(
-            snapshot.broadcast, {}, with_records(subject.shard, type(copied)(x, copied.y, copied.ids)), ctx
-        )
+        with suppress(TranscriptEnded):
+            plan.method.local(
+                snapshot.broadcast, {}, with_records(subject.shard, type(copied)(x, copied.y, copied.ids)), ctx
+            )
         forced = forced or ctx.outputs
         runs.append(seen)
     return max(float((a - b).norm()) / u for a, b, u in zip(*runs, units))

@@ -480,6 +480,22 @@ def sampling_outcomes(watches: list[RoundLog], name: str, probability: float) ->
     for client in sorted({watch.client for watch, _ in draws}):
         yield from draw_outcomes([c.mask for w, c in draws if w.client == client], probability, f"client {client}")
     yield same_coins_test(_name_draws(draws), probability)
+    yield next_draw_outcome(draws, probability)
+
+
+def next_draw_outcome(draws: list[tuple[RoundLog, SamplingLog]], probability: float) -> CheckOutcome:
+    """Records that one draw of a client took, in its next draw: their coins fall as any others, if none knows of those before.
+
+    In order of time, and no more of them than there nearly always are: how many there are is up to the coins too.
+    """
+    masks = defaultdict[tuple[int, int], list[Tensor]](list)
+    for watch, coins in draws:
+        masks[watch.client, len(coins.mask)].append(coins.mask)
+    pairs = [pair for of in masks.values() for pair in pairwise(of)]
+    expected = probability * sum(len(earlier) for earlier, _ in pairs)
+    again = torch.cat([torch.zeros(0, dtype=torch.bool), *(later[earlier] for earlier, later in pairs)])
+    again = again[: max(0, math.floor(expected - 4 * expected**0.5))]
+    return sampling_rate_test(int(again.sum()), [len(again)], probability, "of those that the draw before took")
 
 
 def draw_outcomes(draws: list[Tensor], probability: float, what: str) -> Iterator[CheckOutcome]:

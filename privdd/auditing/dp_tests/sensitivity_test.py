@@ -48,7 +48,7 @@ from privdd.auditing.dp_tests.instrumentation import (
 )
 from privdd.core.rng import Keys
 from privdd.core.types import Records, Shard, State, Tensors, Upload
-from privdd.federated.channel import digest_tensors
+from privdd.federated.channel import TranscriptEnded, digest_tensors
 from privdd.federated.simulation import Plan, Snapshot
 from privdd.privacy.clipping import count_records, scale_records, take_records
 from privdd.privacy.mechanism import Mechanism
@@ -60,6 +60,7 @@ UNBOUNDED = MAX_CHANGE
 BEYOND_CLIP = 1e6  # times a guest's contribution: longer than any clip norm
 NEAR_COPY_SHARE = 1e-2  # how far a near copy is drawn to grey
 CROWD_SIZE = 12  # near copies of one record, of which an outlier is three standard deviations away
+COUNT_DEPENDS = "how many releases there are depends on the records"
 REDRAWN_COINS = (0, 1, -1)  # coins of a draw that are tossed again, one at a time
 
 
@@ -124,11 +125,10 @@ class ExaminedRound:
             run.upload, run.memory = self.plan.method.local(start.broadcast, dict(start.memory), shard, ctx)
         except EnoughReleases:
             return run
-        except IndexError:
-            if forced is None or len(run.outputs) < len(forced):
-                raise
-        if (forced is not None and len(run.outputs) != len(forced)) or run.upload is None:
-            run.problem = "how many releases there are depends on the records"
+        except TranscriptEnded:
+            run.problem = COUNT_DEPENDS
+        if forced is not None and len(run.outputs) < len(forced):
+            run.problem = COUNT_DEPENDS
         return run
 
 
@@ -590,12 +590,17 @@ def measure_sensitivity(
     first = SensitivityExaminer(guests, base=base.y)
     second = SensitivityExaminer(guests, first.marks, base=base.y)
     forced: list[Tensors] | None = None
+    leak = ""
     for examiner, who in ((first, strangers), (second, guests)):
         ctx = recording_context(
             plan, snapshot.round, examined.keys, examiner, labels, guests=_guest_counts(guests), forced=forced
         )
         client = with_records(examined.shard, with_guests(base, who))
-        plan.method.local(snapshot.broadcast, dict(examined.snapshot_of(client).memory), client, ctx)
+        try:
+            plan.method.local(snapshot.broadcast, dict(examined.snapshot_of(client).memory), client, ctx)
+        except TranscriptEnded:
+            leak = COUNT_DEPENDS
+        leak = COUNT_DEPENDS if forced is not None and len(ctx.outputs) < len(forced) else leak
         forced = ctx.outputs
         second.keep = {
             name: tally.worst_guest("add_remove")[1] for name, tally in first.tallies.items() if tally.changes
@@ -605,6 +610,8 @@ def measure_sensitivity(
         tally.moved = change_of_others(tally.others, first.tallies[name].others)
     presence = replace(examined, keys=examined.keys.fold("presence"))
     _add_presence_changes(presence, base, guests, second.tallies, brief)
+    for tally in second.tallies.values():
+        tally.leak = leak or tally.leak
     return second.tallies
 
 

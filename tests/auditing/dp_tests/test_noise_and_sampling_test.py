@@ -22,6 +22,7 @@ from privdd.auditing.dp_tests.noise_and_sampling_test import (
     NOISE_TEST,
     SAMPLING_TEST,
     logged_releases,
+    next_draw_outcome,
     noise_finding,
     sampling_outcomes,
     share_count_outcome,
@@ -38,7 +39,7 @@ from privdd.cli.build import build_experiment
 from privdd.distillation import private_matching
 from privdd.federated import channel
 from privdd.federated.channel import ClientContext
-from privdd.federated.noise_log import NoiseLog, ReleaseLog, RoundLog
+from privdd.federated.noise_log import NoiseLog, ReleaseLog, RoundLog, SamplingLog
 from privdd.federated.settings import GuaranteeBudget
 from privdd.federated.simulation import Plan, run_round, start_training
 from privdd.privacy.mechanism import Mechanism, Output
@@ -99,6 +100,25 @@ def test_releases_are_of_those_who_were_drawn(way: str) -> None:
         watch.releases += [ReleaseLog("dpsgd", None, part) for part in of(int(taken.sum()))]
     smallest = min(look.p for look in sampling_outcomes([watch], "dpsgd", Q))
     assert smallest > 1e-3 if sound else smallest == 0
+
+
+def drawn_after(times: float, seed: int, draws: int = 200, clients: int = 2) -> list[tuple[RoundLog, SamplingLog]]:
+    """Draws at rate Q, in which a record that was taken is taken the next time at so many times that rate."""
+    g, made = np.random.default_rng(seed), list[tuple[RoundLog, SamplingLog]]()
+    for client in range(clients):
+        watch, taken = RoundLog(0, client, client == 0, HELD), g.random(HELD) < Q
+        for _ in range(draws):
+            watch.on_sample("dpsgd", Q, torch.from_numpy(taken))
+            taken = g.random(HELD) < np.where(taken, times * Q, Q * (1 - times * Q) / (1 - Q))
+        made += [(watch, coins) for coins in watch.samples]
+    return made
+
+
+def test_a_draw_that_knows_of_the_one_before_is_told_from_fresh_coins() -> None:
+    fresh = [next_draw_outcome(drawn_after(1.0, seed, 50), Q).p for seed in range(200)]
+    assert sum(p < 0.05 for p in fresh) <= 20 and min(fresh) > 1e-4
+    assert all(next_draw_outcome(drawn_after(times, 1), Q).p < 1e-6 for times in (0.0, 2 / 3, 3 / 2))
+    assert all(next_draw_outcome(drawn_after(1.0, 0, draws), Q).p == 1.0 for draws in (0, 1))
 
 
 # Faults planted in a run that is otherwise audited as usual: each must end in a contradiction, and none without one.

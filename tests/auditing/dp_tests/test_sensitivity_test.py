@@ -13,6 +13,7 @@ from torch import Tensor
 
 from attacks.canaries import Canaries, join_canaries, out_of_distribution_canaries, pattern_canary
 from privdd.auditing.dp_tests.sensitivity_test import (
+    UNBOUNDED,
     ExaminedRound,
     SensitivityTally,
     change_of_others,
@@ -265,12 +266,37 @@ def matching_gradient(x: Tensor) -> Tensor:
     return (-2 / SYNTHETIC) * x.flatten(1).repeat(1, SYNTHETIC)
 
 
+@dataclass(frozen=True)
+class Repeats(Coupled):
+    """Once more where the records are bright, or where they are dark."""
+
+    bright: bool = True
+
+    def local(self, broadcast: Any, memory: Any, shard: Shard, ctx: Any) -> Any:
+        x = shard.train.x
+        times = 1 + ((float(x.mean()) > 0.5) == self.bright)
+        sent = [ctx.mechanism("embedding", {"rows": x.flatten(1)})["rows"] for _ in range(times)]
+        return {"prototypes": Artifact({"rows": sent[0]}, private=True)}, {}
+
+
+@pytest.mark.parametrize("bright", [True, False])
+def test_a_number_of_releases_that_the_records_decide_is_told_and_does_not_stop_the_test(bright: bool) -> None:
+    """The white guest's run asks for one release more, or less, than that of its negative, whose releases it is given."""
+    guests = pattern_canary("white", (1, 2, 2), 0)
+    seen = tally_of(Repeats(bright=bright), ClippedSum(1.0, 1.0), torch.full((6, 1, 2, 2), 0.5), guests)
+    assert "how many releases" in seen.describe_faults() and seen.worst_guest("add_remove")[0] >= UNBOUNDED
+
+
 def tally(rows: Callable[[Tensor], Tensor], mechanism: Mechanism, x: Tensor, guests: Canaries) -> SensitivityTally:
     """T1 of one release over the records ``x`` of class 0 and over each guest beside them."""
+    return tally_of(RowsSensitivity(rows=rows), mechanism, x, guests)
+
+
+def tally_of(method: Coupled, mechanism: Mechanism, x: Tensor, guests: Canaries) -> SensitivityTally:
     shape = (x.shape[1], x.shape[2], x.shape[3])
     base = Records(x, torch.zeros(len(x), dtype=torch.long), torch.arange(len(x)))
     shard = Shard(0, base, base.take([0]), base.take([1]), 2)
-    plan = Plan(Keys(0), Problem(shape, 2, 1), RowsSensitivity(rows=rows), {"embedding": mechanism})
+    plan = Plan(Keys(0), Problem(shape, 2, 1), method, {"embedding": mechanism})
     return measure_sensitivity(ExaminedRound(plan, Snapshot(0, {"model": {}}, {}, {}), shard, Keys(1)), base, guests, [0])["embedding"]
 
 ROUNDED = 3e-3  # contributions are rounded towards zero: at most sqrt(3072) steps of 5 * 2**-16 of their norm
