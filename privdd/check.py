@@ -45,7 +45,7 @@ def _run_command(argv: Sequence[str]) -> int:
     if what != "mechanism":
         return _check_plugin(what, name, values_below(given, "args"))
     policy, request = limits.policy_of_arguments(given), check_request(given, adapt_component)
-    with show_progress(f"check {name}", stage_count()) as bar:
+    with show_progress(f"check {name}", stage_count(request.record)) as bar:
         result = run_check(request, lambda name: bar.advance(name), shlex.join(["python", "-m", "privdd.check", *argv]))
     print(result.says)
     if "out" in given:

@@ -60,6 +60,7 @@ CHECK = Command(
         Key("out", read_text, "DIR", "writes check.html and findings.json there, and where the statement is refuted reproduce.py, which shows it without privdd"),
         Key("policy", read_text, "FILE", "limits that the result has to keep, else exit status 3; fail_on.LIMIT=VALUE: one of them (docs/tutorials/gate.md)"),
         Key("fail_on.*", read_text),
+        Key("record", read_truth, "true", "no search: replays with the mechanism's randomness held still say what the record changes before noise, in names, shapes, noise and lines that run (docs/explanation/grey-box.md)"),
         Key("components", read_text, "FILE.md", "alone: checks the components of other libraries that are known here and writes their table"),
         Key("method", read_text, "NAME", "or attack=NAME: a plugin class of privdd itself, package.Name: does it keep its contract? (args.NAME=VALUE)"),
         Key("attack", read_text),
@@ -82,7 +83,7 @@ def check_request(found: Mapping[str, Any], adapter: Adapter) -> CheckRequest:
     return CheckRequest(
         lambda: load_target(name), name, stated, values_below(found, "args"), _parse_inputs(found), adapter, True,
         found.get("seconds", SECONDS), found.get("max_calls", CALLS), found.get("confidence", CONFIDENCE),
-        name,
+        name, found.get("record", False),
     )  # fmt: skip
 
 

@@ -27,7 +27,8 @@ class CheckedClaim:
     noise, noise_std: declared law and scale of the noise of every number, tested where given. noise_multiplier: noise
     over sensitivity, declared; kappa is in its units, else in those of epsilon and delta. inputs: ``finite`` numbers
     only, or ``any`` floats. low_bits: whether the statement is about the numbers as released, to the last bit.
-    tolerance: a statement is called refuted only above (1 + tolerance) epsilon.
+    tolerance: a statement is called refuted only above (1 + tolerance) epsilon; where the shift is known exactly, above
+    (1 + tolerance / 5) epsilon.
     """
 
     epsilon: float
@@ -62,6 +63,10 @@ class CheckedClaim:
     def refutation_limit(self) -> float:
         """The epsilon above which the statement counts as refuted."""
         return self.epsilon * (1 + self.tolerance)
+
+    def limit(self, *, exact: bool) -> float:
+        """The same; exact: for a bound from an exact shift, which sees less than counting does (a statement is a rounded number)."""
+        return self.epsilon * (1 + self.tolerance / 5) if exact else self.refutation_limit
 
     @property
     def gaussian_mu_per_call(self) -> float:

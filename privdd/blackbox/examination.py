@@ -12,11 +12,13 @@ import numpy as np
 
 from privdd.blackbox.conditions import check_declared_noise, check_failures, check_low_bits, check_nonfinite_inputs
 from privdd.blackbox.distinguishers import bound_by_distinguishing
+from privdd.blackbox.exact import exact_shift_bound
 from privdd.blackbox.identification_games import scaled_data
 from privdd.blackbox.input_search import pairs_at_revealing_sizes
-from privdd.blackbox.inputs import NeighbouringInputs, enlarge_neighbours, neighbouring_pairs, with_nonfinite_number
+from privdd.blackbox.inputs import NeighbouringInputs, enlarge_neighbours, neighbouring_pairs
 from privdd.blackbox.mechanism import Data, InputRefused
 from privdd.blackbox.noise_laws import ShiftBound, bound_shift, is_quiet, sampled_epsilon, tail_epsilon
+from privdd.blackbox.replays import ReplayStage
 from privdd.blackbox.screening import (
     RankedPair,
     outcome_odds,
@@ -27,8 +29,9 @@ from privdd.blackbox.screening import (
 )
 from privdd.blackbox.stages import FEWEST, IdentificationStages, LawConfirmation, NoiseTailStage, UnevenNoiseStage
 from privdd.blackbox.transcripts import OutOfShares, OutOfTime, PairSample, Sides, draw_transcripts, join_transcripts
-from privdd.blackbox.verdict import MADE, SPENT, ExaminationResult, SingleTestResult
+from privdd.blackbox.verdict import MADE, SPENT, ExactEpsilon, ExaminationResult
 
+FINITE = 1e300
 DEPTHS = (1000, 6000, 40_000)
 ALL_LEFT = 400_000
 SHARES = {DEPTHS[-1]: 0.25, ALL_LEFT: 0.8}  # of the time and the calls that are left
@@ -36,11 +39,11 @@ USUAL = 0.15  # the share for other depths
 SLOW = 0.7  # the share for the best pair of a mechanism whose calls are too few for those
 LEARN = 20_000  # transcripts a side, at most; rare events show in many only
 KEEP = 12
-STAGES = ("first calls", "search", "directions", "numbers without noise", "conditions", "closer looks")
+STAGES = ("first calls", "replays", "search", "directions", "numbers without noise", "conditions", "closer looks")
 
 
 @dataclass
-class Examination(IdentificationStages, UnevenNoiseStage, NoiseTailStage, LawConfirmation):
+class Examination(ReplayStage, IdentificationStages, UnevenNoiseStage, NoiseTailStage, LawConfirmation):
     """One mechanism against one statement."""
 
     ranked: list[RankedPair] = field(default_factory=list)
@@ -53,7 +56,9 @@ class Examination(IdentificationStages, UnevenNoiseStage, NoiseTailStage, LawCon
     def run(self) -> ExaminationResult:
         """Every stage, or as many as the budget pays for."""
         try:
-            for name, stage in zip(STAGES, self._stages()):
+            for name, stage in zip(self.stage_names(), self._stages()):
+                if any(look.strength == "certain" and look.outcome == "refuted" for look in self.result.looks):
+                    break  # no number makes it worse
                 self.step(name)
                 stage()
         except OutOfShares:
@@ -62,9 +67,12 @@ class Examination(IdentificationStages, UnevenNoiseStage, NoiseTailStage, LawCon
             self.result.notes.append(f"{SPENT} in the stage {name!r}; what follows it was not looked at")
         return self.result
 
+    def stage_names(self) -> tuple[str, ...]:
+        return STAGES
+
     def _stages(self) -> tuple[Callable[[], None], ...]:
         return (
-            self._examine_first_calls, self._search_neighbours, self.examine_directions, self.examine_noiseless_numbers,
+            self._examine_first_calls, self.replay_neighbours, self._search_neighbours, self.examine_directions, self.examine_noiseless_numbers,
             self._examine_conditions, self._refine_best_pairs,
         )  # fmt: skip
 
@@ -88,15 +96,8 @@ class Examination(IdentificationStages, UnevenNoiseStage, NoiseTailStage, LawCon
         block = draw_transcripts(self.mechanism, [scaled_data(self.mechanism.kind, self.tried, 1.0)], 3, self.clock)
         return [float(x) for x in block.rows[:, 0, :20].ravel()]
 
-    def _add_certain(self, name: str, says: str) -> None:
-        self.result.looks.append(SingleTestResult(name, "refuted", says, float("inf"), "certain"))
-
     def _search_neighbours(self) -> None:
-        tried = neighbouring_pairs(self.mechanism.kind, self.stated.relation, self.tried)
-        odd = [
-            with_nonfinite_number(pair, self.mechanism.kind, value) for pair in tried[:3] for value in (np.nan, np.inf)
-        ]
-        tried = [*odd, *tried] if self.stated.inputs == "any" else tried
+        tried = self.stated_neighbours()
         if not self.numbers_given:
             tried += pairs_at_revealing_sizes(self.mechanism, self.stated.relation, self.tried, self.clock)
         self.ranked, refusals = screen_pairs(self.mechanism, tried, self.stated_calls, self.clock, 0.3, keep=KEEP)
@@ -104,9 +105,11 @@ class Examination(IdentificationStages, UnevenNoiseStage, NoiseTailStage, LawCon
             self.result.notes.append(
                 f"{len(refusals)} of {len(tried)} pairs were refused, the first with: {refusals[0][1]}"
             )
-        self.refused = [pair for pair, _ in refusals if all(pair is not one for one in odd)]
+        self.refused = [pair for pair, _ in refusals if is_quiet(pair.present, FINITE)]
+        top = self.ranked[0].score
+        self.ranked = [RankedPair(pair, top) for pair in self.shifted] + self.ranked
         self._nearest = self._foremost = self.ranked[0].pair
-        for one in self.ranked[:2]:
+        for one in self.ranked[: 2 + len(self.shifted)]:
             self._bound_pair(one.pair, DEPTHS[0], self.stated_calls, "neighbours")
 
     def _search_worst_directions(self) -> None:
@@ -227,8 +230,8 @@ class Examination(IdentificationStages, UnevenNoiseStage, NoiseTailStage, LawCon
         if sides is None:
             self._note_skipped(name)
             return
-        sample = PairSample(*sides, pair.axis)
         self.calls_by_words[pair.says] = around(pair.present), around(pair.absent)
+        sample = PairSample(*sides, pair.axis, self.shift_of(pair) if around == self.stated_calls else None)
         if depth < ALL_LEFT and len(sample.fresh[0]) < depth / 4:
             self._note_skipped(name, "as closely as planned")
         apart = bound_by_distinguishing(sample, self._next_level())
@@ -246,16 +249,21 @@ class Examination(IdentificationStages, UnevenNoiseStage, NoiseTailStage, LawCon
             often = held("gaussian", sampled_epsilon(sample, self._next_level()))
             says = "the record moves the release by a chance amount, further or more often than stated"
             self._add_fault(f"{name}, moments under the noise law", often, "noise_law", says, pair.says)
-        moved = bound_shift(sample, self._next_level())
+        level = self._next_level()
+        moved = exact_shift_bound(sample, level) or bound_shift(sample, level)
         if not moved.transcripts:
             return
-        if moved.epsilon and not held(moved.law, moved.epsilon):
+        if moved.epsilon and not held(moved.law, moved.epsilon, exact=moved.exact):
             moved = ShiftBound("other", moved.mu, 0.0, 0.0, 0.0, moved.transcripts)
         if around == self.stated_calls:
             self._keep_shift(moved, pair)
             self._note_foremost(pair, moved.epsilon)
         says = f"the record shifts the release by {moved.mu:.3g} times its {moved.law} noise"
-        self._add_result(f"{name}, noise law", moved.epsilon, "noise_law", says, pair.says, mu=moved.mu)
+        if moved.exact:
+            says += f", exactly: epsilon is {moved.about:.4g} by this law and this shift"
+        self._add_result(
+            f"{name}, noise law", moved.epsilon, "noise_law", says, pair.says, exact=moved.exact, mu=moved.mu
+        )
 
     def find_counterexample(self) -> tuple[str, list[Data], list[Data]] | None:
         """(words, calls with the record, calls without it) of the neighbours on which most was shown; None where none were judged."""
@@ -278,9 +286,15 @@ class Examination(IdentificationStages, UnevenNoiseStage, NoiseTailStage, LawCon
             self._best = moved.epsilon  # the best guess is that of the best bound: the largest guess is a lucky one
             of_laplace = moved.about / max(self.stated.epsilon, 1e-12)  # its epsilon grows with the shift
             of_gaussian = moved.mu / (self.stated.gaussian_mu_per_call * calls**0.5)
-            self.result.kappa = of_laplace if moved.law == "laplace" else of_gaussian
+            self.result.kappa = of_gaussian if moved.law.endswith("gaussian") else of_laplace
             self.result.about = moved.about
             self.result.law, self.result.worst = moved.law, pair.says
+        shift, best = self.shift_of(pair), self.result.exact
+        if moved.exact and shift is not None and (best is None or moved.transcripts > best.transcripts):
+            norms = float(np.abs(shift).sum()), float(np.linalg.norm(shift))
+            self.result.exact = ExactEpsilon(
+                moved.law, moved.about, moved.epsilon, *norms, moved.transcripts, self.compared, pair.says
+            )
 
 
 def _merge_sides(before: Sides | None, new: Sides) -> Sides:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from scipy import stats
@@ -11,6 +12,7 @@ from scipy.special import betainc, log_ndtr, ndtr
 
 from attacks.epsilon import gaussian_epsilon
 from attacks.statistics import lower_limit
+from privdd.blackbox.claim import TINY
 from privdd.blackbox.distinguishers import NoiseMetric, shift_directions
 from privdd.blackbox.mechanism import Data
 from privdd.blackbox.transcripts import BoundLevel, PairSample, Sides, Transcripts, transcript_totals
@@ -21,14 +23,13 @@ LEAST_SHIFT_VALUES = 150  # transcripts a side
 VALUES = 4000  # numbers from which a law is told: among fewer, logistic noise passes for normal
 ALIKE = 0.9  # correlation from which two numbers hold the same noise, however few transcripts there are
 CARRIES = 0.1  # of the largest variance in a projection: numbers with less hardly shape its law
-DRAWS = 200_000
 
 
 @dataclass(frozen=True)
 class ShiftBound:
     """law: gaussian, laplace, or other (no epsilon is said then); mu: shift over noise, best guess, and from below.
 
-    epsilon: from below at the asked confidence; about: from the best guess.
+    epsilon: from below at the asked confidence; about: from the best guess; exact: whether the shift was no estimate.
     """
 
     law: str
@@ -37,6 +38,7 @@ class ShiftBound:
     epsilon: float
     about: float
     transcripts: int
+    exact: bool = False
 
 
 NOTHING = ShiftBound("other", 0.0, 0.0, 0.0, 0.0, 0)
@@ -156,7 +158,7 @@ def _bound_laplace_shift(trained: Sides, a: np.ndarray, b: np.ndarray, level: Bo
     metric, seen = NoiseMetric.from_sides(*before), before[0].mean(0) - before[1].mean(0)
     error = metric.std * math.sqrt(1 / len(before[0]) + 1 / len(before[1]))
     signs = np.where(np.abs(seen) > 3 * error, np.sign(seen), 0.0)
-    kept = _distinct_numbers(
+    kept = distinct_numbers(
         np.concatenate([side - np.median(side, 0) for side in before]), np.flatnonzero(signs), np.abs(seen) / error
     )
     n = len(a) + len(b)
@@ -174,11 +176,14 @@ def _bound_laplace_shift(trained: Sides, a: np.ndarray, b: np.ndarray, level: Bo
     high = scale * (1 + tail / math.sqrt(len(residuals)))
     low = max(0.0, float((gap / high).sum()) - total_error)
     shrunk = np.maximum(relative, 0) * low / max(float(np.maximum(relative, 0).sum()), 1e-300)
-    epsilon, about = (_laplace_epsilon(each, level.delta) for each in (shrunk, np.maximum(relative, 0)))
+    epsilon, about = (
+        composed_epsilon("laplace", each[each > 0], np.ones(int((each > 0).sum())), 1.0, level.delta)
+        for each in (shrunk, relative)
+    )
     return ShiftBound("laplace", float(np.linalg.norm(relative)) / math.sqrt(2), low, epsilon, about, n)
 
 
-def _distinct_numbers(residuals: np.ndarray, kept: np.ndarray, weight: np.ndarray) -> np.ndarray:
+def distinct_numbers(residuals: np.ndarray, kept: np.ndarray, weight: np.ndarray) -> np.ndarray:
     """Those of the numbers ``kept`` whose noise is not that of one before it, heaviest first: some are released twice, in
     other words or with another sign, and count once."""
     kept = kept[np.argsort(-weight[kept], kind="stable")]
@@ -195,25 +200,44 @@ def _distinct_numbers(residuals: np.ndarray, kept: np.ndarray, weight: np.ndarra
     return np.sort(kept[chosen])
 
 
-def _laplace_epsilon(shifts: np.ndarray, delta: float) -> float:
-    """Epsilon of Laplace(1) numbers shifted by ``shifts`` (k,), from below: at delta 1e-4 if delta is smaller and above 0.
+LEVELS = 32  # different shifts that a composition tells apart
+CELLS = 20_000  # of a privacy loss distribution
+FINEST = 1e-4  # of its losses
 
-    One number alone, or delta 0: the sum of shifts, less what delta buys where there is one number.
+
+def composed_epsilon(law: str, steps: np.ndarray, scale: np.ndarray, share: float, delta: float) -> float:
+    """Epsilon at ``delta`` of independent numbers, each shifted by ``steps`` (k,) times its scale; share: of each step that counts.
+
+    law: gaussian, laplace, discrete laplace or discrete gaussian. Of more than ``LEVELS`` different steps, those of Laplace noise are rounded
+    down, and the smaller ones on a lattice left out, which only lowers epsilon.
     """
-    total = float(shifts.sum())
-    if delta == 0 or total == 0:
+    from dp_accounting.pld import privacy_loss_distribution as pld
+
+    total = float(steps.sum()) * share
+    if law == "gaussian" or total <= 0:
+        return gaussian_epsilon(float(np.linalg.norm(steps)) * share, max(delta, TINY))
+    if delta == 0 and law != "discrete gaussian":
         return total
-    if len(shifts) == 1:  # delta(eps) = 1 - e^((eps - total) / 2)
-        return max(0.0, total + 2 * math.log1p(-delta))
-    at = max(delta, 1e-4)
-    x = np.random.default_rng(0).laplace(size=(DRAWS // max(1, len(shifts) // 20), len(shifts)))
-    losses = (np.abs(x + shifts) - np.abs(x)).sum(1)
-    low, high = 0.0, total
-    for _ in range(40):
-        middle = (low + high) / 2
-        parts = np.where(losses > middle, -np.expm1(np.minimum(middle - losses, 0)), 0.0)
-        low, high = (middle, high) if parts.mean() > at else (low, middle)
-    return low
+    made: Any = None
+    cell = max(FINEST, (total if law != "discrete gaussian" else 10 * total + float((steps**2).sum())) / CELLS)
+    options = {"pessimistic_estimate": False, "value_discretization_interval": cell, "use_connect_dots": False}
+    if law == "laplace":
+        scale = np.ones_like(steps)  # in units of the noise
+        if len(np.unique(np.round(steps, 12))) > LEVELS:
+            steps = np.floor(steps / steps.max() * LEVELS) / LEVELS * steps.max()
+            steps, scale = steps[steps > 0], scale[steps > 0]
+    counted = np.unique(np.stack([np.round(steps * scale, 12), np.round(scale, 12)]), axis=1, return_counts=True)
+    order = np.argsort(-counted[0][0] / counted[0][1] * counted[1])[:LEVELS]
+    for shift, width, count in zip(*counted[0][:, order], counted[1][order]):
+        if law == "laplace":
+            one = pld.from_laplace_mechanism(width / (shift * share), **options)
+        elif law == "discrete laplace":
+            one = pld.from_discrete_laplace_mechanism(share / width, round(shift), **options)
+        else:
+            one = pld.from_discrete_gaussian_mechanism(width / share, round(shift), **options)
+        one = one.self_compose(int(count)) if count > 1 else one
+        made = one if made is None else made.compose(one)
+    return float(made.get_epsilon_for_delta(max(delta, TINY)))
 
 
 LEAST_TAIL_VALUES = 1000  # transcripts a side

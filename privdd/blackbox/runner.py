@@ -11,6 +11,7 @@ from typing import Any
 
 from privdd.blackbox.claim import CheckedClaim
 from privdd.blackbox.examination import STAGES, Examination
+from privdd.blackbox.grey_box import RECORD_STAGES, GreyBox
 from privdd.blackbox.inputs import InputShapes
 from privdd.blackbox.mechanism import BlackBox, run_in_child
 from privdd.blackbox.reproduction import describe_case
@@ -31,7 +32,7 @@ class CheckRequest:
     takes it. stated: fields of ``CheckedClaim``, kind may be missing.
 
     args: of a class, or keywords of a function. adapter: turns components of other libraries into callables. restarts:
-    whether a second process loads the mechanism afresh. seconds: of processor time; the wall limit is ``WALL`` times that.
+    whether a second process loads the mechanism afresh. record: replays alone (``grey_box``). seconds: of processor time; the wall limit is ``WALL`` times that.
     """
 
     target: Callable[[], Any]
@@ -45,6 +46,7 @@ class CheckRequest:
     calls: int = CALLS
     confidence: float = CONFIDENCE
     place: str = ""
+    record: bool = False
 
 
 def run_check(request: CheckRequest, step: Callable[[str], None] = lambda name: None, command: str = "") -> Checked:
@@ -55,7 +57,7 @@ def run_check(request: CheckRequest, step: Callable[[str], None] = lambda name: 
         lambda say: _examine_in_child(request, say), WALL * request.seconds, lambda note: step(str(note["step"]))
     )
     result = replace(Checked.from_json({**answer["checked"], "command": command}), case=answer["case"])
-    if request.restarts and not result.refuted and answer["first"]:
+    if request.restarts and not request.record and not result.refuted and answer["first"]:
         again = run_in_child(lambda say: _first_calls_in_child(request), WALL * request.seconds)
         if again["varies"] and again["first"] == answer["first"]:
             look = SingleTestResult("seeds", "refuted", SAME, math.inf, "certain")
@@ -94,9 +96,8 @@ def _examine_in_child(request: CheckRequest, say: Callable[[Mapping[str, Any]], 
     began = time.process_time()
     mechanism, stated = _make_mechanism(request)
     clock = CallBudget(request.seconds, request.calls)
-    examination = Examination(
-        mechanism, stated, request.tried, clock, request.confidence, lambda name: say({"step": name})
-    )
+    examine = GreyBox if request.record else Examination
+    examination = examine(mechanism, stated, request.tried, clock, request.confidence, lambda name: say({"step": name}))
     found = examination.run()
     result = conclude_check(
         request.name,
@@ -123,8 +124,8 @@ def _first_calls_in_child(request: CheckRequest) -> dict[str, Any]:
     return {"first": first, "varies": first[:third] != first[third : 2 * third]}
 
 
-def stage_count() -> int:
-    return len(STAGES)
+def stage_count(record: bool = False) -> int:
+    return len(RECORD_STAGES if record else STAGES)
 
 
 def check(
@@ -140,14 +141,15 @@ def check(
     seconds: float = SECONDS,
     max_calls: int = CALLS,
     confidence: float = CONFIDENCE,
+    record: bool = False,
     out: Path | str | None = None,
 ) -> Checked:
     """Look for what refutes a stated epsilon; the mechanism runs in a forked process.
 
     mechanism: a function on arrays, or a class that makes one from ``args`` (made anew for each transcript).
     stated: {"epsilon": 1.0, "delta": 1e-5} and what else ``CheckedClaim`` takes; kind and relation as there, guessed from the
-    arguments if None; calls: the statement covers so many on the same data; seconds: of processor time; out: a
-    folder for check.html and findings.json.
+    arguments if None; calls: the statement covers so many on the same data; seconds: of processor time; record: replays
+    with the mechanism's randomness held still, instead of the search; out: a folder for check.html and findings.json.
 
     >>> check(mechanism, stated={"epsilon": 1.0, "delta": 1e-5}, kind="update").refuted  # doctest: +SKIP
     False
@@ -158,7 +160,7 @@ def check(
     given |= {name: value for name, value in (("kind", kind), ("relation", relation)) if value is not None}
     name = target_name(mechanism)
     request = CheckRequest(lambda: mechanism, name, given, args or {}, tried or InputShapes(), seconds=seconds, calls=max_calls,
-                      confidence=confidence, place=target_place(mechanism))  # fmt: skip
+                      confidence=confidence, place=target_place(mechanism), record=record)  # fmt: skip
     result = run_check(request)
     if out is not None:
         from privdd.blackbox.page import write_check_page

@@ -19,6 +19,7 @@ from scipy import stats
 
 from attacks.statistics import lower_limit, upper_limit
 from privdd.blackbox.claim import CheckedClaim
+from privdd.blackbox.exact import has_law
 from privdd.blackbox.identification_games import (
     FEWEST_SERIES_CALLS,
     HIDDEN_CALLS,
@@ -46,6 +47,7 @@ from privdd.blackbox.inputs import (
     NeighbouringInputs,
     neighbouring_pairs,
     total_size,
+    with_nonfinite_number,
 )
 from privdd.blackbox.mechanism import BlackBox, Data, InputRefused
 from privdd.blackbox.noise_laws import (
@@ -105,6 +107,14 @@ class ExaminationState:
             raise BadConfig(
                 "no neighbours: tables of two rows at least are needed, or nothing is left without the record"
             )
+
+    def stated_neighbours(self) -> list[NeighbouringInputs]:
+        """All that are tried; with NaN and infinity first, where the statement is about them too."""
+        tried = neighbouring_pairs(self.mechanism.kind, self.stated.relation, self.tried)
+        if self.stated.inputs != "any":
+            return tried
+        odd = (np.nan, np.inf)
+        return [with_nonfinite_number(pair, self.mechanism.kind, value) for pair in tried[:3] for value in odd] + tried
 
     def stated_calls(self, data: Data) -> list[Data]:
         """The calls that the statement is about."""
@@ -170,10 +180,21 @@ class ExaminationState:
         says = fault if epsilon > self.stated.refutation_limit else f"not seen: {fault}"
         self._add_result(name, epsilon, strength, says, inputs)
 
+    def _add_certain(self, name: str, says: str, inputs: str = "") -> None:
+        self.result.looks.append(SingleTestResult(name, "refuted", says, math.inf, "certain", inputs))
+
     def _add_result(
-        self, name: str, epsilon: float, strength: Strength, says: str, inputs: str, **numbers: float
+        self,
+        name: str,
+        epsilon: float,
+        strength: Strength,
+        says: str,
+        inputs: str,
+        *,
+        exact: bool = False,
+        **numbers: float,
     ) -> None:
-        outcome = "refuted" if epsilon > self.stated.refutation_limit else "not refuted"
+        outcome = "refuted" if epsilon > self.stated.limit(exact=exact) else "not refuted"
         self.result.looks.append(SingleTestResult(name, outcome, says, epsilon, strength, inputs, numbers))
 
 
@@ -355,7 +376,7 @@ def is_law_confirmed(law: str, more: Transcripts, moved: np.ndarray) -> bool:
         if moved.all() or more.rows.shape[2] != len(moved)
         else [more, Transcripts(more.rows[:, :, moved], more.codes)]
     )
-    return all(law_of_calls(part, pool=LAW_NUMBERS) == law for part in parts)
+    return all(has_law(law, part, LAW_NUMBERS) for part in parts)
 
 
 @dataclass
@@ -368,9 +389,11 @@ class LawConfirmation(ExaminationState):
 
     _doubted: set[str] = field(default_factory=set)
 
-    def confirmed_epsilon(self, inputs: list[Data], sample: PairSample, law: str, epsilon: float) -> float:
+    def confirmed_epsilon(
+        self, inputs: list[Data], sample: PairSample, law: str, epsilon: float, *, exact: bool = False
+    ) -> float:
         """``epsilon``, which trusts the noise's law; 0 if it refutes the statement, and more of the noise has another law."""
-        if epsilon <= self.stated.refutation_limit:
+        if epsilon <= self.stated.limit(exact=exact):
             return epsilon
         if law not in self._doubted and not self._confirm_law(law, inputs, sample):
             self._doubted.add(law)
@@ -384,7 +407,8 @@ class LawConfirmation(ExaminationState):
             if count < WORTH * len(sample.fresh[1]):
                 return True
             more = draw_transcripts(self.mechanism, inputs, count, self.clock)
-            return is_law_confirmed(law, more, moved_numbers(*sample.trained))
+            moved = moved_numbers(*sample.trained) if sample.shift is None else (sample.shift != 0).any(0)
+            return is_law_confirmed(law, more, moved)
         except (InputRefused, OutOfTime):
             return True
 

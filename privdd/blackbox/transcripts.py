@@ -73,12 +73,14 @@ Sides = tuple[Transcripts, Transcripts]  # of an input with the record, and of o
 class PairSample:
     """Transcripts of two neighbouring inputs: some to learn from, fresh ones to judge.
 
-    axis: the direction (m,) in which the record moves, None where it is not known.
+    axis: the direction (m,) in which the record moves, None where it is not known; shift (T, m): what it adds to each number
+    exactly, where that was seen without noise.
     """
 
     trained: Sides
     fresh: Sides
     axis: np.ndarray | None = None
+    shift: np.ndarray | None = None
 
 
 def join_transcripts(one: Transcripts, other: Transcripts) -> Transcripts | None:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from privdd.blackbox.claim import CheckedClaim
 
-Outcome = Literal["refuted", "not refuted", "condition", "not looked at"]
+Outcome = Literal["refuted", "not refuted", "condition", "depends on the record", "not looked at"]
 Strength = Literal["finite_sample", "noise_law", "certain", ""]
 SPENT = "the time was spent"  # how the note begins that says so
 MADE = "all tests that share the error probability were made"  # the same
@@ -37,6 +37,33 @@ class SingleTestResult:
     numbers: dict[str, Any] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class ExactEpsilon:
+    """Epsilon at the stated delta by the law of the noise and the largest shift that was seen: no proof, as another input may be
+    shifted further.
+
+    epsilon: from the best estimate of the noise's scale; low: from its largest at the stated confidence. law was not rejected
+    among the numbers of ``transcripts``; shift_l1, shift_l2: norms of what the record adds, measured under the same noise on both
+    sides; pairs: neighbours that were compared; inputs: those with the largest shift.
+    """
+
+    law: str
+    epsilon: float
+    low: float
+    shift_l1: float
+    shift_l2: float
+    transcripts: int
+    pairs: int
+    inputs: str
+
+    @property
+    def says(self) -> str:
+        return (
+            f"by its {self.law} law and the largest shift of {self.pairs} pairs of neighbours "
+            f"(L1 {self.shift_l1:.4g}, L2 {self.shift_l2:.4g}) epsilon is {self.epsilon:.4g}"
+        )
+
+
 @dataclass
 class ExaminationResult:
     """looks, and what was found out about the mechanism on the way."""
@@ -46,6 +73,7 @@ class ExaminationResult:
     about: float | None = None  # best guess of epsilon, under the noise's law
     law: str = ""
     worst: str = ""
+    exact: ExactEpsilon | None = None
     notes: list[str] = field(default_factory=list)
     first: list[float] = field(default_factory=list)
 
@@ -84,6 +112,7 @@ class Checked:
     conditions: tuple[str, ...] = field(default=())
     # what ``reproduction.write_reproduction`` writes
     case: Mapping[str, Any] | None = field(default=None, compare=False)
+    exact: ExactEpsilon | None = None
 
     @property
     def refuted(self) -> bool:
@@ -113,8 +142,10 @@ class Checked:
         tail = "; ".join(
             [*self.conditions, *(note for note in self._budget_notes if note not in spent), *spent[-1:], *more]
         )
+        exact = f"; {self.exact.says}" if self.exact else ""
         return (
-            f"{head}{': ' + tail if tail else ''}; largest bound {self.certified:.4g} at confidence {self.confidence:g}"
+            f"{head}{': ' + tail if tail else ''}{exact}; "
+            f"largest bound {self.certified:.4g} at confidence {self.confidence:g}"
         )
 
     def as_json(self) -> dict[str, Any]:
@@ -128,6 +159,7 @@ class Checked:
         rest = {k: v for k, v in data.items() if k not in ("format", "says", "looks", "stated", "notes", "conditions")}
         rest |= {key: float(rest[key]) for key in ("certified", "certified_any")}
         rest |= {key: None if rest[key] is None else float(rest[key]) for key in ("kappa", "about")}
+        rest["exact"] = ExactEpsilon(**rest["exact"]) if rest.get("exact") else None
         return Checked(
             stated=CheckedClaim(**data["stated"]),
             looks=looks,
@@ -142,7 +174,12 @@ def conclude_check(name: str, stated: CheckedClaim, found: ExaminationResult, **
     conditions = tuple(look.says for look in found.looks if look.outcome == "condition")
     verdict = BREAKS if found.is_refuted else CONDITIONS if conditions else KEEPS
     bounds = [look.epsilon for look in found.looks if look.outcome in ("refuted", "not refuted")]
-    free = [look.epsilon for look in found.looks if look.strength != "noise_law" and look.outcome != "condition"]
+    free = [
+        look.epsilon
+        for look in found.looks
+        if look.strength != "noise_law" and look.outcome in ("refuted", "not refuted")
+    ]
     certified = max(bounds, default=0.0), max(free, default=0.0)
     seen = found.kappa, found.about, found.law, found.worst, tuple(found.looks), tuple(found.notes)
-    return Checked(name, stated, verdict, *certified, *seen, **spent, conditions=conditions)  # type: ignore[arg-type]
+    made = Checked(name, stated, verdict, *certified, *seen, **spent, conditions=conditions)  # type: ignore[arg-type]
+    return replace(made, exact=found.exact)

@@ -1,0 +1,198 @@
+"""Neighbours under the same noise: how far the record moves a release, and what of it has no noise."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from scipy import stats
+
+from attacks.epsilon import clopper_pearson
+from privdd.blackbox.inputs import NeighbouringInputs
+from privdd.blackbox.mechanism import BlackBox, Data, InputRefused
+from privdd.blackbox.randomness import FrozenSources
+from privdd.blackbox.screening import size_of_data
+from privdd.blackbox.stages import ExaminationState
+
+ROUNDING = {"float16": 2e-3, "float32": 1e-6}  # relative; 1e-9 for float64
+WATCHED = 200  # replays of a side, after which a source that was not drawn from is taken for one that never is
+AGREES = 1e-7  # of the noise: two differences that are the same
+
+
+@dataclass(frozen=True, eq=False)
+class PairedReplays:
+    """Transcripts of two neighbouring inputs, each seed used for both.
+
+    present, absent (S, M): numbers of all calls, (S, 0) where releases differ in size (alike is false); codes: what is no
+    number, for each side; drawn: whether any call drew from a source that is known; repeats: whether a seed gives the same release again.
+    """
+
+    pair: NeighbouringInputs
+    present: np.ndarray
+    absent: np.ndarray
+    alike: bool
+    codes: tuple[tuple[str, ...], tuple[str, ...]]
+    drawn: bool
+    repeats: bool
+
+    @property
+    def score(self) -> tuple[float, float]:
+        """The L2 and the L1 norm of the shift over the noise; 0 where the shift depends on the noise, or a number has none."""
+        shift = self.shift()
+        if shift is None or not shift.any() or not self.noise[shift != 0].all():
+            return 0.0, 0.0
+        over = shift[shift != 0] / self.noise[shift != 0]
+        return float(np.linalg.norm(over)), float(np.abs(over).sum())
+
+    @property
+    def differs(self) -> bool:
+        """Whether any seed gives the two sides another release."""
+        return not self.alike or not np.array_equal(self.present, self.absent) or self.codes[0] != self.codes[1]
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether each side gives one and the same release for every seed."""
+        if not self.alike or any(len(set(side)) > 1 for side in self.codes):
+            return False
+        return all(bool((side == side[0]).all()) for side in (self.present, self.absent))
+
+    @property
+    def noise(self) -> np.ndarray:
+        """(M,): standard deviation over seeds, of the side that has less; 0 where a number never changes."""
+        return np.minimum(
+            *(np.where(np.ptp(side, axis=0) > 0, side.std(0), 0.0) for side in (self.present, self.absent))
+        )
+
+    def shift(self) -> np.ndarray | None:
+        """(M,): what the record adds to each number, exactly; None where that depends on the noise."""
+        if not self.alike or self.codes[0] != self.codes[1]:
+            return None
+        moved = self.present - self.absent
+        share = max([1e-9, *(value for name, value in ROUNDING.items() if name in self.codes[0][0])])
+        largest = np.maximum(np.abs(self.present), np.abs(self.absent)).max(0)
+        allowed = share * largest + (AGREES * self.noise if share == 1e-9 else 0.0)
+        if (np.ptp(moved, axis=0) > allowed).any():
+            return None
+        middle = np.median(moved, axis=0)
+        return np.where(np.abs(middle) > allowed, middle, 0.0)
+
+
+def replay_pair(
+    mechanism: BlackBox, pair: NeighbouringInputs, calls: Sequence[Sequence[Data]], sources: FrozenSources, seeds: range
+) -> PairedReplays:
+    """One transcript of each side for each seed, and one again. calls: those of either side. Raises InputRefused."""
+    drawn, found = False, []
+    for inputs in calls:
+        side = []
+        for at, seed in enumerate((*seeds, seeds[0])):
+            watch = not drawn and at < WATCHED
+            sources.restart(seed, watch=watch)
+            side.append(mechanism.transcript(inputs))
+            drawn = drawn or (watch and sources.drawn_from())
+        found.append(side)
+    repeats = all(
+        np.array_equal(side[0].numbers, side[-1].numbers) and side[0].signature == side[-1].signature for side in found
+    )
+    numbers = [[one.numbers for one in side[:-1]] for side in found]
+    alike = len({len(row) for side in numbers for row in side}) == 1
+    present, absent = (np.stack(side) if alike else np.zeros((len(seeds), 0)) for side in numbers)
+    codes = [tuple(one.signature for one in side[:-1]) for side in found]
+    return PairedReplays(pair, present, absent, alike, (codes[0], codes[1]), drawn, repeats)
+
+
+SHARE = 0.08  # of the time and the calls that are left
+FEW, MANY = range(1, 4), range(1, 129)  # seeds: of every pair, and of the best
+HEAVY_TAILS = 4.5  # kurtosis from which on the sum of shifts counts, as for Laplace noise (6), not their length (3)
+COUNTED = 4000  # calls of either side that a choice without noise is told from
+HELD = "the randomness of the mechanism could not be held still: the same seed gave another release"
+NO_NOISE = (
+    "no source of randomness was drawn from: the same input gives the same release again, and the record changes it"
+)
+
+
+@dataclass
+class ReplayStage(ExaminationState):
+    """All neighbours under the same noise: the pairs with the largest shift, which is known exactly then, and releases without noise."""
+
+    shifted: list[NeighbouringInputs] = field(default_factory=list)
+    compared: int = 0  # pairs
+    known_pairs: list[NeighbouringInputs] = field(default_factory=list)  # all that are tried
+    _shift: dict[int, np.ndarray] = field(default_factory=dict)
+
+    def shift_of(self, pair: NeighbouringInputs) -> np.ndarray | None:
+        """(T, m) of the stated calls on this pair, None where it is not known."""
+        return self._shift.get(id(pair))
+
+    def replay_neighbours(self) -> None:
+        with FrozenSources() as sources:
+            best: dict[tuple[object, ...], list[PairedReplays]] = {}
+            for one in self._replays(sources):
+                if not one.drawn and one.is_constant and one.differs and self._tell_no_noise(one, sources):
+                    return
+                if max(one.score) > 0:
+                    rivals = [*best.get(size_of_data(one.pair.present), []), one]
+                    best[size_of_data(one.pair.present)] = [max(rivals, key=lambda r: r.score[norm]) for norm in (0, 1)]
+            self._keep_largest({id(one): one.pair for pairs in best.values() for one in pairs}, sources)
+
+    def _replays(self, sources: FrozenSources) -> Iterator[PairedReplays]:
+        """Of as many pairs as can be paid for, evenly chosen; none where randomness cannot be held still."""
+        tried = self.known_pairs = self.stated_neighbours()
+        calls = 2 * (len(FEW) + 1)
+        count = self._affordable_count(self.stated_calls(tried[0].present), SHARE, calls * len(tried)) // calls
+        for at in np.unique(np.linspace(0, len(tried) - 1, min(count, len(tried))).astype(int)):
+            try:
+                found = self._replay(tried[at], sources, FEW)
+            except InputRefused:
+                continue
+            if not found.repeats:
+                self.result.notes.append(HELD)
+                return
+            self.compared += 1
+            self._note_replay(found)
+            yield found
+
+    def _note_replay(self, one: PairedReplays) -> None:
+        """For those who look at more than the shift."""
+
+    def _replay(self, pair: NeighbouringInputs, sources: FrozenSources, seeds: range) -> PairedReplays:
+        self.clock.check_budget(self.mechanism)
+        calls = [self.stated_calls(side) for side in (pair.present, pair.absent)]
+        return replay_pair(self.mechanism, pair, calls, sources, seeds)
+
+    def _tell_no_noise(self, one: PairedReplays, sources: FrozenSources) -> bool:
+        """Whether that is certain. What comes from a few values may be a choice that a source outside of this process makes, and
+        seldom otherwise: there only calls are counted."""
+        both = np.concatenate([one.present[0], one.absent[0]])
+        if not np.array_equal(both, np.rint(both)):
+            self._add_certain("no noise", NO_NOISE, one.pair.says)
+            return True
+        count = self._affordable_count(self.stated_calls(one.pair.present), SHARE, COUNTED)
+        if count < 100:
+            return False
+        again = self._replay(one.pair, sources, range(count))
+        if again.drawn or not again.is_constant:
+            return False
+        level = self._next_level()
+        bound = clopper_pearson(count, 0, 0, count, delta=level.delta, confidence=level.confidence)
+        self._add_fault("no noise", bound, "finite_sample", NO_NOISE, one.pair.says)
+        return self.result.is_refuted
+
+    def _keep_largest(self, pairs: dict[int, NeighbouringInputs], sources: FrozenSources) -> None:
+        """Of the best pair of each size the one with the largest shift, if it is the same for many seeds."""
+        again = []
+        for pair in pairs.values():
+            if self._affordable_count(self.stated_calls(pair.present), SHARE, 2 * len(MANY)) < 2 * len(MANY):
+                break
+            again.append(self._replay(pair, sources, MANY))
+        sure = [one for one in again if max(one.score) > 0]
+        if not sure:
+            return
+        rows = sure[0].absent
+        spread = rows.std(0)
+        tails = stats.kurtosis((rows - rows.mean(0))[:, spread > 0] / spread[spread > 0], axis=None, fisher=False)
+        largest = max(sure, key=lambda one: one.score[int(tails > HEAVY_TAILS)])
+        shift = largest.shift()
+        if shift is not None and len(shift) % self.stated.calls == 0:
+            self.shifted = [largest.pair]
+            self._shift[id(largest.pair)] = shift.reshape(self.stated.calls, -1)

@@ -1,0 +1,105 @@
+"""Neighbours under the same noise: sources that are held still, exact shifts, releases without noise."""
+
+from __future__ import annotations
+
+import os
+import random
+import secrets
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from privdd.api import check
+from privdd.blackbox.inputs import InputShapes, NeighbouringInputs
+from privdd.blackbox.mechanism import BlackBox
+from privdd.blackbox.randomness import FrozenSources
+from privdd.blackbox.replays import replay_pair
+
+RNG = np.random.default_rng(5)
+SMALL = InputShapes(structures=(((6,),),), tables=((4, 3),), crowds=(3,))
+
+
+class Holder:
+    generator = torch.Generator()
+
+
+SOURCES = {
+    "a generator of numpy": lambda: RNG.normal(),
+    "numpy's global one": lambda: np.random.normal(),  # noqa: NPY002
+    "one made in the call": lambda: np.random.default_rng().random(),
+    "an old one made in the call": lambda: np.random.RandomState().rand(),
+    "random": lambda: random.gauss(0, 1),
+    "the system's": lambda: random.SystemRandom().random(),
+    "secrets": lambda: secrets.randbelow(2**40),
+    "os.urandom": lambda: os.urandom(9),
+    "torch's global one": lambda: float(torch.randn(1)),
+    "one of torch": lambda: float(torch.randn(1, generator=Holder.generator)),
+}
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_a_source_gives_the_same_again_and_is_put_back(name: str) -> None:
+    draw, system = SOURCES[name], os.urandom
+    with FrozenSources() as sources:
+        sources.restart(3)
+        assert not sources.drawn_from()
+        first = draw()
+        assert sources.drawn_from()
+        sources.restart(3)
+        assert draw() == first
+        sources.restart(4)
+        assert draw() != first
+    assert os.urandom is system
+
+
+def test_states_go_on_where_they_were() -> None:
+    one, other = np.random.default_rng(8), np.random.default_rng(8)
+    with FrozenSources() as sources:
+        sources.restart(1)
+        one.random()
+    assert one.random() == other.random()
+
+
+def _pair(present, absent):
+    return NeighbouringInputs(present, absent, "two tables", np.ones(1))
+
+
+def _replayed(mechanism, present, absent, seeds=range(1, 9)):
+    pair = _pair(np.asarray(present, float), np.asarray(absent, float))
+    with FrozenSources() as sources:
+        return replay_pair(BlackBox(lambda: mechanism, "records", fresh=False), pair, ([pair.present], [pair.absent]), sources, seeds)
+
+
+def test_the_shift_is_exact_where_noise_is_added_and_unknown_elsewhere() -> None:
+    rows, fewer = [[3.0], [0.25]], [[0.25]]
+    added = _replayed(lambda x: np.clip(x, -1, 1).sum(0) + RNG.laplace(0, 5, 1), rows, fewer)
+    assert added.shift() == pytest.approx([1.0], abs=1e-12) and added.repeats and added.drawn and max(added.score) > 0
+    scaled = _replayed(lambda x: (np.clip(x, -1, 1).sum(0) + RNG.laplace(0, 5, 1)) / len(x), rows, fewer)
+    assert scaled.shift() is None and scaled.score == (0.0, 0.0)
+    assert _replayed(lambda x: [1.0] * len(x), rows, fewer).shift() is None  # another size
+
+
+def test_what_is_made_from_the_data_is_no_noise_and_told_in_a_second() -> None:
+    """Also with noise that is seeded by the record; and a float that a choice gives is one of few values, so it is counted."""
+    seeded = lambda x: x.sum(0) + np.random.default_rng(abs(int(x.sum() * 1e6))).laplace(0, 1, 3)  # noqa: E731
+    for mechanism in (seeded, lambda x: x.mean(0)):
+        began = time.process_time()
+        found = check(mechanism, stated={"epsilon": 10.0, "delta": 1e-5}, kind="records", seconds=10.0, tried=SMALL)
+        assert found.refuted and found.certified == float("inf") and "no source of randomness" in found.says
+        assert found.seconds < 2.0 and time.process_time() - began < 2.0
+    counted = check(lambda x: len(x), stated={"epsilon": 1.0, "delta": 1e-5}, kind="records", seconds=10.0, tried=SMALL)
+    assert counted.refuted and 5 < counted.certified < float("inf")
+
+
+def test_a_choice_that_seldom_varies_is_not_called_noiseless() -> None:
+    """Randomised response at epsilon 9: three calls of four thousand give another answer."""
+    keep = 1 / (1 + np.exp(-9.0))
+
+    def answer(x):
+        bits = x[:, 0] > 0
+        return np.where(RNG.random(len(bits)) < keep, bits, ~bits).astype(int)
+
+    found = check(answer, stated={"epsilon": 9.0, "delta": 0.0}, kind="records", relation="replace", seconds=4.0, max_calls=30_000, tried=SMALL)
+    assert not found.refuted
