@@ -261,6 +261,7 @@ EXCEPTIONS = {
     ("attacks.lpips", "pickle"): "a restricted unpickler that can build arrays only, for published weights",
     ("privdd.external.predictor", "torch.load"): "weights_only=True: torch's own restricted unpickler, which builds tensors only",
     ("privdd.methods.own_training", "torch.manual_seed"): "the user's own function may draw from it; it is put back afterwards",
+    ("privdd.blackbox.randomness", "random"): "generators that a stranger's code draws from are set, and put back",
     ("privdd.blackbox.mechanism", "np.random.seed"): "a forked process inherits the generator that a stranger's code may draw from",
 }
 

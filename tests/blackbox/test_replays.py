@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 import secrets
-import time
 
 import numpy as np
 import pytest
@@ -85,10 +84,9 @@ def test_what_is_made_from_the_data_is_no_noise_and_told_in_a_second() -> None:
     """Also with noise that is seeded by the record; and a float that a choice gives is one of few values, so it is counted."""
     seeded = lambda x: x.sum(0) + np.random.default_rng(abs(int(x.sum() * 1e6))).laplace(0, 1, 3)  # noqa: E731
     for mechanism in (seeded, lambda x: x.mean(0)):
-        began = time.process_time()
         found = check(mechanism, stated={"epsilon": 10.0, "delta": 1e-5}, kind="records", seconds=10.0, tried=SMALL)
         assert found.refuted and found.certified == float("inf") and "no source of randomness" in found.says
-        assert found.seconds < 2.0 and time.process_time() - began < 2.0
+        assert found.calls < 100
     counted = check(lambda x: len(x), stated={"epsilon": 1.0, "delta": 1e-5}, kind="records", seconds=10.0, tried=SMALL)
     assert counted.refuted and 5 < counted.certified < float("inf")
 
