@@ -104,10 +104,18 @@ class GreyBox(Examination):
         sides = [rows.reshape(len(rows), *shift.shape) for rows in (many.present[:half], many.absent[half:])]
         blocks = [Transcripts(rows, ["f"] * len(rows)) for rows in sides]
         sample = PairSample((blocks[0], blocks[1]), (blocks[0], blocks[1]), pair.axis, shift)
-        if free == 0 and (found := exact_shift_bound(sample, level)) is not None:
+        found = exact_shift_bound(sample, level) if free == 0 else None
+        if found is not None:
             self._keep_shift(found, pair)
-            says = f"its noise is {found.law}: epsilon is {found.about:.4g} by this law and the shift, {found.mu:.4g} times its deviation"
+            says = (
+                f"its noise is {found.law}: epsilon is {found.about:.4g} by this law and the shift, "
+                f"{found.mu:.4g} times its deviation"
+            )
             self._add_result("exact epsilon", found.epsilon, "noise_law", says, pair.says, exact=True, mu=found.mu)
+        elif free == 0:
+            self.result.notes.append(
+                f"the noise has no law that is known among {half} releases of each side: no epsilon follows"
+            )
         self._judge_declaration(l1, l2, pair)
 
     def _judge_declaration(self, l1: float, l2: float, pair: NeighbouringInputs) -> None:

@@ -177,7 +177,7 @@ def _bound_laplace_shift(trained: Sides, a: np.ndarray, b: np.ndarray, level: Bo
     low = max(0.0, float((gap / high).sum()) - total_error)
     shrunk = np.maximum(relative, 0) * low / max(float(np.maximum(relative, 0).sum()), 1e-300)
     epsilon, about = (
-        composed_epsilon("laplace", each[each > 0], np.ones(int((each > 0).sum())), 1.0, level.delta)
+        composed_epsilon("laplace", each, np.ones(len(each)), 1.0, level.delta)
         for each in (shrunk, relative)
     )
     return ShiftBound("laplace", float(np.linalg.norm(relative)) / math.sqrt(2), low, epsilon, about, n)
@@ -213,6 +213,7 @@ def composed_epsilon(law: str, steps: np.ndarray, scale: np.ndarray, share: floa
     """
     from dp_accounting.pld import privacy_loss_distribution as pld
 
+    steps, scale = steps[steps > 0], scale[steps > 0]
     total = float(steps.sum()) * share
     if law == "gaussian" or total <= 0:
         return gaussian_epsilon(float(np.linalg.norm(steps)) * share, max(delta, TINY))

@@ -39,7 +39,7 @@ def _sample(noise, shift, calls=1, n=6000):
         (lambda s: RNG.laplace(0, 1, s), [1.0, 0.5], 1, 0.0, "laplace", 1.5),
         (lambda s: RNG.laplace(0, 2, s), [1.0], 1, 1e-3, "laplace", 0.5 + 2 * math.log1p(-1e-3)),
         (_geometric, [1, 2], 1, 0.0, "discrete laplace", 2.1),
-        (lambda s: np.rint(RNG.normal(0, 3, s)), [3], 1, 1e-5, "discrete gaussian", 4.3772),
+        (lambda s: np.rint(RNG.normal(0, 3, s)), [3, 0], 1, 1e-5, "discrete gaussian", 4.3772),
     ],
 )
 def test_the_closed_form_lies_between_the_bound_and_a_little_more(noise, shift, calls, delta, law, true) -> None:

@@ -1,0 +1,132 @@
+"""The grey box: fault kinds that a published recorder of primitives lists, found without decorating anything, and sound twins."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy.stats import norm
+
+from attacks.epsilon import gaussian_epsilon
+from privdd.api import check
+from privdd.blackbox.grey_box import lines_of, rescaled_epsilon
+from privdd.blackbox.inputs import InputShapes
+from privdd.check import EXIT_REFUTED, main
+
+RNG = np.random.default_rng(41)
+FEW = {"kind": "records", "seconds": 8.0, "max_calls": 30_000, "tried": InputShapes(tables=((4, 3),)), "record": True}
+
+
+def lap(value, scale):
+    return np.asarray(value, float) + RNG.laplace(0, scale, np.shape(value))
+
+
+def _clipped(x):
+    return np.clip(np.nan_to_num(x[:, 0], nan=0.0, posinf=0.0, neginf=0.0), -1, 1)
+
+
+def size_in_the_scale(x):
+    return lap([_clipped(x).sum()], 1.0) / max(len(x), 1)
+
+
+def domain_of_the_data(x):
+    kinds = np.unique(np.round(np.clip(x[:, 0], -3, 3)))
+    return lap([np.sum(np.round(np.clip(x[:, 0], -3, 3)) == kind) for kind in kinds], 1.0)
+
+
+def spent_twice(x):
+    return np.array([lap(_clipped(x).sum(), 1.0), lap(len(x), 1.0)])
+
+
+def clipped_and_not_used(x):
+    _clipped(x)
+    return lap([np.nan_to_num(x[:, 0]).sum()], 1.0)
+
+
+def nan_passes_the_clip(x):
+    return lap([np.clip(x[:, 0], -1, 1).sum()], 1.0)
+
+
+def sensitivity_of_zero(x):
+    return lap([_clipped(x).sum()], 0.0)
+
+
+def one_noise_for_two(x):
+    noise = RNG.laplace(0, 8.0)
+    return np.array([_clipped(x).sum() + noise, len(x) + 0.5 * noise])
+
+
+def as_stated(x):
+    return lap([_clipped(x).sum()], 1.0)
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "inputs", "says"),
+    [
+        (size_in_the_scale, "finite", r"noise of number 0 is .* times as wide with the record"),
+        (domain_of_the_data, "finite", r"names, shapes or texts of the release differ by the record"),
+        (spent_twice, "finite", r"epsilon is (1\.9|2\.0)\d* by this law and the shift"),
+        (clipped_and_not_used, "finite", r"epsilon is 1\.\d*e\+06 by this law"),
+        (nan_passes_the_clip, "any", r"1 NaN, 0 infinite"),
+        (sensitivity_of_zero, "finite", r"are drawn from, and number 0 of the release never changes"),
+        (one_noise_for_two, "finite", r"noise is shared: a combination of the released numbers has none"),
+        (as_stated, "any", ""),
+    ],
+)
+def test_each_fault_has_its_reason_and_the_sound_twin_none(mechanism, inputs: str, says: str) -> None:
+    found = check(mechanism, stated={"epsilon": 1.0, "delta": 0.0}, inputs=inputs, **FEW)
+    refuted = " ".join(look.says for look in found.looks if look.outcome == "refuted")
+    assert found.refuted == bool(says)
+    if says:
+        assert re.search(says, refuted)
+    else:
+        assert found.exact is not None and found.exact.shift_l1 == pytest.approx(1.0)
+        assert found.exact.epsilon == pytest.approx(1.0, rel=0.06)
+
+
+def test_declared_sensitivity_is_held_against_the_largest_shift() -> None:
+    stated = {"epsilon": 50.0, "delta": 0.0, "noise": "laplace", "noise_std": math.sqrt(2.0)}
+    for declared, refuted in ((1.0, True), (2.0, False)):
+        found = check(spent_twice, stated={**stated, "noise_multiplier": math.sqrt(2.0) / declared}, **FEW)
+        look = next(look for look in found.looks if look.name == "declared sensitivity")
+        assert (look.outcome == "refuted") == refuted and "moves the release by 2 (L1)" in look.says
+
+
+def test_a_line_that_only_a_record_makes_run_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """In a file of its own, by the command; the branch is no fault by itself."""
+    file = tmp_path / "branches.py"
+    file.write_text(
+        "import numpy as np\n"
+        "rng = np.random.default_rng()\n"
+        "def release(x):\n"
+        "    total = float(np.clip(x[:, 0], -1, 1).sum())\n"
+        "    if (np.abs(x[:, 0]) > 100).any():\n"
+        "        total += 0.0\n"
+        "    return total + rng.laplace(0, 1)\n"
+    )
+    asked = [f"mechanism={file}:release", "kind=records", "stated.epsilon=1", "stated.delta=0", "record=true", "max_calls=60000"]
+    assert main([*asked, "seconds=8", f"out={tmp_path}"]) == 0
+    assert "by its laplace law" in capsys.readouterr().out
+    page = (tmp_path / "check.html").read_text()
+    assert "with the record only, under the same noise: branches.py:6 total += 0.0" in page
+    file.write_text(file.read_text().replace("total += 0.0", "total += 5.0"))
+    assert main([*asked, "seconds=8"]) == EXIT_REFUTED
+
+
+def test_lines_of_libraries_are_left_out() -> None:
+    ran = lines_of(lambda: float(np.median(_clipped(np.ones((3, 1))))))
+    assert ran and {Path(file).name for file, _ in ran} == {Path(__file__).name}
+
+
+def test_epsilon_of_rescaled_noise_against_closed_forms() -> None:
+    """Equal scales: Gaussian DP, and a shift of Laplace noise; of a wider normal, delta by its two crossings of the densities."""
+    assert rescaled_epsilon("gaussian", 1.0, 1.0, 1e-5) == pytest.approx(gaussian_epsilon(1.0, 1e-5), rel=1e-3)
+    assert rescaled_epsilon("laplace", 1.0, 1.0, 1e-3) == pytest.approx(1 + 2 * math.log1p(-1e-3), rel=1e-3)
+    assert rescaled_epsilon("laplace", 0.0, 1.01, 0.0) == math.inf
+    ratio, delta = 2.0, 1e-5
+    epsilon = rescaled_epsilon("gaussian", 0.0, ratio, delta)
+    at = math.sqrt(2 * (epsilon + math.log(ratio)) / (1 - 1 / ratio**2))  # where the wider density is e^epsilon times the other
+    assert 2 * (norm.sf(at / ratio) - math.exp(epsilon) * norm.sf(at)) == pytest.approx(delta, rel=0.02)
