@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -113,7 +113,9 @@ WIDE = 300  # numbers above which the covariance of the noise is taken to be dia
 FLOOR = 1e-12  # relative: variances below are taken for rounding
 ROUNDING = 1e-9  # of the largest number: pieces that hold the same noise differ in less
 WHOLE, PARTS = "odds of the marks", "odds of each mark"
-OF_ANY_SIZE = {"what is no number", WHOLE, PARTS}  # statistics that releases of any size have
+WORDS, EACH_WORD = "odds of the words", "odds of each word"
+OF_ANY_SIZE = {"what is no number", WORDS, EACH_WORD}  # statistics that releases of any size have: numbers of a size that is not
+# the usual one among the transcripts are not kept, and which size is the usual one may be chance
 Statistic = Callable[[Transcripts], np.ndarray]
 
 
@@ -171,7 +173,10 @@ def learn_statistics(present: Transcripts, absent: Transcripts, axis: np.ndarray
         "what is no number": lambda block: np.array([c == usual for c in block.codes], float)
     }
     if (marks := ReleaseMarks.from_sides(present, absent)) is not None:
-        found |= {WHOLE: marks.odds_of_all(present, absent), PARTS: marks.odds_of_each(present, absent)}
+        words = replace(marks, atoms=())
+        found |= {WORDS: words.odds_of_all(present, absent), EACH_WORD: words.odds_of_each(present, absent)}
+        if marks.atoms:
+            found |= {WHOLE: marks.odds_of_all(present, absent), PARTS: marks.odds_of_each(present, absent)}
     if present.rows.shape[1:] != absent.rows.shape[1:] or not present.rows.shape[2]:
         return found
     for at, w in enumerate(shift_directions(present, absent, axis)):

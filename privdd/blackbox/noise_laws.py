@@ -177,8 +177,7 @@ def _bound_laplace_shift(trained: Sides, a: np.ndarray, b: np.ndarray, level: Bo
     low = max(0.0, float((gap / high).sum()) - total_error)
     shrunk = np.maximum(relative, 0) * low / max(float(np.maximum(relative, 0).sum()), 1e-300)
     epsilon, about = (
-        composed_epsilon("laplace", each, np.ones(len(each)), 1.0, level.delta)
-        for each in (shrunk, relative)
+        composed_epsilon("laplace", each, np.ones(len(each)), 1.0, level.delta) for each in (shrunk, relative)
     )
     return ShiftBound("laplace", float(np.linalg.norm(relative)) / math.sqrt(2), low, epsilon, about, n)
 

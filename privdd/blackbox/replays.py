@@ -157,7 +157,8 @@ class ReplayStage(ExaminationState):
 
     def _replay(self, pair: NeighbouringInputs, sources: FrozenSources, seeds: range) -> PairedReplays:
         self.clock.check_budget(self.mechanism)
-        calls = [self.stated_calls(side) for side in (pair.present, pair.absent)]
+        calls = self.stated_calls(pair.present), self.stated_calls(pair.absent)
+        self.calls_by_words[pair.says] = calls
         return replay_pair(self.mechanism, pair, calls, sources, seeds)
 
     def _tell_no_noise(self, one: PairedReplays, sources: FrozenSources) -> bool:

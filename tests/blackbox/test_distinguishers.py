@@ -20,7 +20,7 @@ from privdd.blackbox.inputs import InputShapes
 from privdd.blackbox.mechanism import BlackBox
 from privdd.blackbox.noise_laws import bound_shift, noise_law
 from privdd.blackbox.screening import outcome_odds
-from privdd.blackbox.transcripts import BoundLevel, CallBudget, PairSample, Transcripts
+from privdd.blackbox.transcripts import BoundLevel, CallBudget, PairSample, Transcripts, draw_transcripts
 
 # Rare names, shapes and flags beside continuous noise: ranked by their own odds, and no sound choice of keys is accused.
 
@@ -197,3 +197,21 @@ def test_outcomes_are_weighed_by_their_odds() -> None:
     each = [float(of(block(np.array([[float(k)]])))[0]) for k in range(5)]
     assert each == pytest.approx(np.log(odds[0] / odds[1]).tolist(), abs=0.12)
     assert "odds of the outcome" not in learn_statistics(*gaussian_blocks(np.ones(2), 200)[0], None)
+
+
+def test_releases_whose_usual_size_is_chance_are_not_told_apart_by_it() -> None:
+    """Lists of one, two or three numbers, on both sides alike: numbers of a list that is not of the usual size are not kept."""
+    rng = np.random.default_rng(0)
+
+    def block(chances: tuple[float, ...], count: int) -> Transcripts:
+        answers = [[0.0] * k + [1.0] for k in rng.choice(3, count, p=chances)]
+        rest = iter(answers)
+        mechanism = BlackBox(lambda: lambda x: next(rest), "records", fresh=False)
+        return draw_transcripts(mechanism, [np.zeros((1, 1))], count, CallBudget(1e6, 10**6))
+
+    longer, shorter = (0.35, 0.45, 0.2), (0.45, 0.35, 0.2)
+    for _ in range(12):
+        trained, fresh = (block(longer, 1500), block(longer, 1500)), (block(longer, 3000), block(shorter, 3000))
+        widths = [one.rows.shape[2] for one in (*trained, *fresh)]
+        assert widths == [2, 2, 2, 1]
+        assert bound_by_distinguishing(PairSample(trained, fresh, None), BoundLevel(0.0, 0.999)).epsilon <= math.log(0.45 / 0.35)
