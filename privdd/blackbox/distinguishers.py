@@ -114,7 +114,11 @@ FLOOR = 1e-12  # relative: variances below are taken for rounding
 ROUNDING = 1e-9  # of the largest number: pieces that hold the same noise differ in less
 WHOLE, PARTS = "odds of the marks", "odds of each mark"
 WORDS, EACH_WORD = "odds of the words", "odds of each word"
-OF_ANY_SIZE = {"what is no number", WORDS, EACH_WORD}  # statistics that releases of any size have: numbers of a size that is not
+OF_ANY_SIZE = {
+    "what is no number",
+    WORDS,
+    EACH_WORD,
+}  # statistics that releases of any size have: numbers of a size that is not
 # the usual one among the transcripts are not kept, and which size is the usual one may be chance
 Statistic = Callable[[Transcripts], np.ndarray]
 

@@ -290,7 +290,12 @@ class Examination(ReplayStage, IdentificationStages, UnevenNoiseStage, NoiseTail
             self.result.about = moved.about
             self.result.law, self.result.worst = moved.law, pair.says
         shift, best = self.shift_of(pair), self.result.exact
-        if moved.exact and shift is not None and (best is None or moved.transcripts > best.transcripts):
+        if (
+            moved.exact
+            and shift is not None
+            and not self.unknown
+            and (best is None or moved.transcripts > best.transcripts)
+        ):
             norms = float(np.abs(shift).sum()), float(np.linalg.norm(shift))
             self.result.exact = ExactEpsilon(
                 moved.law, moved.about, moved.epsilon, *norms, moved.transcripts, self.compared, pair.says

@@ -40,7 +40,8 @@ TRACED = 60  # pairs whose lines are compared
 TIMED, FIRST = 10, 1000  # replays by which the cost of one is told; the seed of the first that counts
 SHOWN = 4  # numbers or lines
 SAME = 1e-6  # relative: two noises of one size
-SHAPE, NOISELESS, SCALE = "names and shapes", "numbers without noise", "size of the noise"
+SHAPE, NOISELESS, SCALE, SHARED = "names and shapes", "numbers without noise", "size of the noise", "shared noise"
+WIDEST = 64  # numbers of which each two are compared for noise that they share
 
 
 @dataclass
@@ -70,6 +71,7 @@ class GreyBox(Examination):
                 (SHAPE, self._judge_shape),
                 (NOISELESS, self._judge_numbers),
                 (SCALE, self._judge_scale),
+                (SHARED, self._judge_sharing),
             ):
                 if kind in self._kept:
                     judge(self._kept[kind], sources)
@@ -97,14 +99,10 @@ class GreyBox(Examination):
         self._add_dependence("shift before noise", says, pair.says)
         half = len(many.present) // 2
         level = self._next_level()
-        free = noiseless_combination(many)
-        if free > 0:
-            says = "noise is shared: a combination of the released numbers has none, and the record changes it"
-            self._add_counted("shared noise", half, says, pair)
         sides = [rows.reshape(len(rows), *shift.shape) for rows in (many.present[:half], many.absent[half:])]
         blocks = [Transcripts(rows, ["f"] * len(rows)) for rows in sides]
         sample = PairSample((blocks[0], blocks[1]), (blocks[0], blocks[1]), pair.axis, shift)
-        found = exact_shift_bound(sample, level) if free == 0 else None
+        found = exact_shift_bound(sample, level) if noiseless_combination(many) == 0 else None
         if found is not None:
             self._keep_shift(found, pair)
             says = (
@@ -112,7 +110,7 @@ class GreyBox(Examination):
                 f"{found.mu:.4g} times its deviation"
             )
             self._add_result("exact epsilon", found.epsilon, "noise_law", says, pair.says, exact=True, mu=found.mu)
-        elif free == 0:
+        else:
             self.result.notes.append(
                 f"the noise has no law that is known among {half} releases of each side: no epsilon follows"
             )
@@ -162,6 +160,12 @@ class GreyBox(Examination):
         level = self._next_level()
         bound = clopper_pearson(count, 0, 0, count, delta=level.delta, confidence=level.confidence)
         self._add_result(name, bound, "finite_sample", f"{says} ({count} replays of each side)", pair.says)
+
+    def _judge_sharing(self, one: PairedReplays, sources: FrozenSources) -> None:
+        many = self._many(one.pair, sources, REPLAYS // 4)
+        if many.alike and noiseless_combination(many) > 0:
+            says = "noise is shared: a combination of the released numbers has none, and the record changes it"
+            self._add_counted(SHARED, len(many.codes[0]), says, one.pair)
 
     def _judge_scale(self, one: PairedReplays, sources: FrozenSources) -> None:
         """The noise of a number is wider or narrower with the record."""
@@ -232,7 +236,22 @@ def dependence_sizes(one: PairedReplays) -> dict[str, float]:
         found[NOISELESS] = float(np.abs(one.present[0] - one.absent[0])[noiseless_numbers(one)].max())
     if (ratio := noise_ratio(one)) is not None:
         found[SCALE] = float(np.abs(np.log(ratio)).max())
+    if (moved := shared_noise(one)) > 0:
+        found[SHARED] = moved
     return found
+
+
+def shared_noise(one: PairedReplays) -> float:
+    """How much further, in deviations, the record moves one of two numbers than the other, which has the same noise; 0 for none."""
+    shift = one.shift()
+    if shift is None or not shift.any() or not 1 < np.count_nonzero(one.noise) <= WIDEST:
+        return 0.0
+    some = one.noise > 0
+    noise = (one.absent - one.absent.mean(0))[:, some] / one.noise[some]
+    alike = noise.T @ noise / len(noise)
+    over = shift[some] / one.noise[some]
+    gaps = np.abs(over[:, None] - np.sign(alike) * over)
+    return float(np.where(np.abs(np.abs(alike) - 1) < SAME**1.5, gaps, 0.0).max())
 
 
 def noiseless_numbers(one: PairedReplays) -> np.ndarray:

@@ -106,6 +106,7 @@ FEW, MANY = range(1, 4), range(1, 129)  # seeds: of every pair, and of the best
 HEAVY_TAILS = 4.5  # kurtosis from which on the sum of shifts counts, as for Laplace noise (6), not their length (3)
 COUNTED = 4000  # calls of either side that a choice without noise is told from
 HELD = "the randomness of the mechanism could not be held still: the same seed gave another release"
+UNKNOWN = "on {} of {} pairs of neighbours what the record changes depends on the noise, so no exact epsilon is said"
 NO_NOISE = (
     "no source of randomness was drawn from: the same input gives the same release again, and the record changes it"
 )
@@ -117,6 +118,7 @@ class ReplayStage(ExaminationState):
 
     shifted: list[NeighbouringInputs] = field(default_factory=list)
     compared: int = 0  # pairs
+    unknown: int = 0  # those of them on which what the record changes depends on the noise
     known_pairs: list[NeighbouringInputs] = field(default_factory=list)  # all that are tried
     _shift: dict[int, np.ndarray] = field(default_factory=dict)
 
@@ -133,6 +135,8 @@ class ReplayStage(ExaminationState):
                 if max(one.score) > 0:
                     rivals = [*best.get(size_of_data(one.pair.present), []), one]
                     best[size_of_data(one.pair.present)] = [max(rivals, key=lambda r: r.score[norm]) for norm in (0, 1)]
+            if 0 < self.unknown < self.compared:
+                self.result.notes.append(UNKNOWN.format(self.unknown, self.compared))
             self._keep_largest({id(one): one.pair for pairs in best.values() for one in pairs}, sources)
 
     def _replays(self, sources: FrozenSources) -> Iterator[PairedReplays]:
@@ -149,6 +153,7 @@ class ReplayStage(ExaminationState):
                 self.result.notes.append(HELD)
                 return
             self.compared += 1
+            self.unknown += found.shift() is None
             self._note_replay(found)
             yield found
 

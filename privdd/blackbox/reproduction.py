@@ -40,7 +40,7 @@ def describe_case(
         "present": [_plain_data(one) for one in present], "absent": [_plain_data(one) for one in absent],
     }  # fmt: skip
     try:
-        small = sum(json.dumps(case[side]).count(",") for side in ("present", "absent")) < MOST
+        small = sum(json.dumps(case[side], allow_nan=False).count(",") for side in ("present", "absent")) < MOST
         json.dumps(case["arguments"])
     except (TypeError, ValueError):
         return None
