@@ -125,6 +125,21 @@ def test_a_share_for_each_bound() -> None:
         shares.next_confidence()
 
 
+def test_a_pair_with_a_rare_name_is_looked_at_beside_those_whose_numbers_move_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A key that only one record has is seldom above a threshold: numbers of the keys that all share move further on average."""
+    looked: list[object] = []
+    monkeypatch.setattr(Examination, "_bound_pair", lambda self, pair, *_: looked.append(pair))
+    made = examined(clipped_sum, "records")
+    tried = neighbouring_pairs("records", "add_remove", SMALL)[:4]
+    ranked = [RankedPair(pair, 1.0 - at / 10) for at, pair in enumerate(tried[:3])]
+    for mixed, expected in ((True, [*tried[:2], tried[3]]), (False, tried[:2])):
+        looked.clear()
+        rare = RankedPair(tried[3], 0.1, odds=2.0, mixed=mixed)
+        monkeypatch.setattr(examination, "screen_pairs", lambda *_, rare=rare, **__: ([*ranked, rare], []))
+        made._search_neighbours()
+        assert [id(pair) for pair in looked] == [id(pair) for pair in expected]
+
+
 def test_a_pair_whose_outcomes_are_too_many_to_come_back_is_looked_at_beside_those_with_odds() -> None:
     """Answers to sixteen queries come back too rarely to be counted one by one, those to six do not."""
     made = examined(clipped_sum, "records")
