@@ -24,6 +24,7 @@ from privdd.blackbox.noise_laws import (
 )
 from privdd.blackbox.transcripts import BoundLevel, PairSample, Transcripts, transcript_totals
 
+SAME_VALUE = 1e-9  # of the largest: two values that are one, but for rounding
 ALIKE_ERRORS = 5.0  # standard errors that scales of one noise differ by at most
 ON_LATTICE = ("discrete laplace", "discrete gaussian")
 BY_NUMBER = ("gaussian", "laplace", *ON_LATTICE)
@@ -133,10 +134,15 @@ def has_law(law: str, block: Transcripts, pool: int) -> bool:
 
 def lattice_step(noise: np.ndarray) -> float:
     """The step of the lattice on which noise (n, k) lies; 0 for continuous noise."""
-    values = np.unique(noise[:POOL])
+    values = np.unique(np.asarray(noise[:POOL], float))
     if len(values) < 2 or len(values) > 0.1 * noise[:POOL].size:
         return 0.0
-    step = float(np.diff(values).min())
+    steps = np.diff(values)
+    step = float(
+        steps[steps > SAME_VALUE * np.abs(values).max()].min(initial=np.inf)
+    )  # 0.3 has many neighbours in floats
+    if not np.isfinite(step):
+        return 0.0
     return step if bool((np.abs(noise / step - np.rint(noise / step)) < 1e-6).all()) else 0.0
 
 

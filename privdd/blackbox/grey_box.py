@@ -10,7 +10,6 @@ import linecache
 import math
 import sys
 import sysconfig
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache, partial
@@ -37,7 +36,7 @@ RECORD_STAGES = ("first calls", "replays", "grey box", "conditions")
 REPLAYS = 20_000  # of the pair that decides
 SHARE = 0.3  # of what is left, for each kind of dependence
 TRACED = 60  # pairs whose lines are compared
-TIMED, FIRST = 10, 1000  # replays by which the cost of one is told; the seed of the first that counts
+FIRST = 1000  # the seed of the first replay that counts
 SHOWN = 4  # numbers or lines
 SAME = 1e-6  # relative: two noises of one size
 SHAPE, NOISELESS, SCALE, SHARED = "names and shapes", "numbers without noise", "size of the noise", "shared noise"
@@ -65,25 +64,26 @@ class GreyBox(Examination):
 
     def _examine_dependence(self) -> None:
         with FrozenSources() as sources:
-            for pair in self.shifted:
-                self._judge_shift(pair, sources)
+            judges: list[tuple[str, Callable[[], None]]] = [
+                ("shift before noise", partial(self._judge_shift, pair, sources)) for pair in self.shifted
+            ]
             for kind, judge in (
                 (SHAPE, self._judge_shape),
                 (NOISELESS, self._judge_numbers),
                 (SCALE, self._judge_scale),
                 (SHARED, self._judge_sharing),
             ):
-                if kind in self._kept:
-                    judge(self._kept[kind], sources)
+                judges += [(kind, partial(judge, self._kept[kind], sources))] if kind in self._kept else []
+            for name, judge_all in judges:
+                try:
+                    judge_all()
+                except InputRefused as no:  # now and then, as it was taken before
+                    self.result.notes.append(f"{name}: refused with: {no}")
             self._compare_lines(sources)
 
     def _many(self, pair: NeighbouringInputs, sources: FrozenSources, most: int = REPLAYS) -> PairedReplays:
         """With as many seeds as a share of the time pays for, setting the sources included."""
-        began = time.process_time()
-        self._replay(pair, sources, range(TIMED))
-        cost = (time.process_time() - began) / TIMED
-        calls = (self.clock.calls - self.mechanism.calls) / (2 * self.stated.calls)
-        count = int(SHARE * min(max(self.clock.seconds_left(), 0) / cost, calls))
+        count = self._affordable_replays(pair, sources, SHARE)
         return self._replay(pair, sources, range(FIRST, FIRST + max(len(FEW), min(count, most))))
 
     def _judge_shift(self, pair: NeighbouringInputs, sources: FrozenSources) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -135,15 +137,18 @@ class ReplayStage(ExaminationState):
                 if max(one.score) > 0:
                     rivals = [*best.get(size_of_data(one.pair.present), []), one]
                     best[size_of_data(one.pair.present)] = [max(rivals, key=lambda r: r.score[norm]) for norm in (0, 1)]
-            if 0 < self.unknown < self.compared:
+            if self.unknown:
                 self.result.notes.append(UNKNOWN.format(self.unknown, self.compared))
             self._keep_largest({id(one): one.pair for pairs in best.values() for one in pairs}, sources)
 
     def _replays(self, sources: FrozenSources) -> Iterator[PairedReplays]:
         """Of as many pairs as can be paid for, evenly chosen; none where randomness cannot be held still."""
         tried = self.known_pairs = self.stated_neighbours()
-        calls = 2 * (len(FEW) + 1)
-        count = self._affordable_count(self.stated_calls(tried[0].present), SHARE, calls * len(tried)) // calls
+        count = 0
+        for pair in tried:
+            with suppress(InputRefused):
+                count = self._affordable_replays(pair, sources, SHARE) // (len(FEW) + 1)
+                break
         for at in np.unique(np.linspace(0, len(tried) - 1, min(count, len(tried))).astype(int)):
             try:
                 found = self._replay(tried[at], sources, FEW)
@@ -166,6 +171,17 @@ class ReplayStage(ExaminationState):
         self.calls_by_words[pair.says] = calls
         return replay_pair(self.mechanism, pair, calls, sources, seeds)
 
+    def _affordable_replays(self, pair: NeighbouringInputs, sources: FrozenSources, share: float) -> int:
+        """Seeds for both sides that a share of the time and the calls left pays for, setting the sources included: a process may
+        hold many. Raises InputRefused."""
+        cost = 0.0
+        for seeds in (FEW[:1], FEW):  # the first calls are slower than those that follow
+            began = time.process_time()
+            self._replay(pair, sources, seeds)
+            cost = (time.process_time() - began) / (len(seeds) + 1)
+        calls = (self.clock.calls - self.mechanism.calls) / (2 * self.stated.calls)
+        return int(share * min(max(self.clock.seconds_left(), 0) / max(cost, 1e-7), calls))
+
     def _tell_no_noise(self, one: PairedReplays, sources: FrozenSources) -> bool:
         """Whether that is certain. What comes from a few values may be a choice that a source outside of this process makes, and
         seldom otherwise: there only calls are counted."""
@@ -173,7 +189,7 @@ class ReplayStage(ExaminationState):
         if not np.array_equal(both, np.rint(both)):
             self._add_certain("no noise", NO_NOISE, one.pair.says)
             return True
-        count = self._affordable_count(self.stated_calls(one.pair.present), SHARE, COUNTED)
+        count = min(self._affordable_replays(one.pair, sources, SHARE), COUNTED)
         if count < 100:
             return False
         again = self._replay(one.pair, sources, range(count))
@@ -188,9 +204,10 @@ class ReplayStage(ExaminationState):
         """Of the best pair of each size the one with the largest shift, if it is the same for many seeds."""
         again = []
         for pair in pairs.values():
-            if self._affordable_count(self.stated_calls(pair.present), SHARE, 2 * len(MANY)) < 2 * len(MANY):
-                break
-            again.append(self._replay(pair, sources, MANY))
+            with suppress(InputRefused):
+                if self._affordable_replays(pair, sources, SHARE) < len(MANY):
+                    break
+                again.append(self._replay(pair, sources, MANY))
         sure = [one for one in again if max(one.score) > 0]
         if not sure:
             return

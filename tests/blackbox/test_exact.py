@@ -9,7 +9,7 @@ import pytest
 
 from attacks.epsilon import gaussian_epsilon
 from privdd.api import check
-from privdd.blackbox.exact import exact_shift_bound, has_law
+from privdd.blackbox.exact import exact_shift_bound, has_law, lattice_step
 from privdd.blackbox.inputs import InputShapes
 from privdd.blackbox.noise_laws import composed_epsilon
 from privdd.blackbox.transcripts import BoundLevel, PairSample, Transcripts
@@ -72,6 +72,13 @@ def test_a_law_on_a_lattice_is_told_from_its_neighbours() -> None:
     assert not has_law("discrete gaussian", block, 18_000) and not has_law("laplace", block, 18_000)
     halves = Transcripts(block.rows / 2, block.codes)  # the lattice may have any step
     assert has_law("discrete laplace", halves, 18_000)
+
+
+def test_a_lattice_of_tenths_is_seen_through_the_rounding_of_floats() -> None:
+    """Tenths less a tenth are not whole multiples of one float; and noise of one value, or of many, is on no lattice."""
+    tenths = np.round(RNG.laplace(0, 1, (6000, 1)), 1) - 0.3
+    assert len(np.unique(tenths)) > len(np.unique(np.rint(tenths * 10))) and lattice_step(tenths) == pytest.approx(0.1)
+    assert lattice_step(np.array([[0.1 + 0.2], [0.3]] * 50)) == lattice_step(RNG.normal(0, 1, (6000, 1))) == 0.0
 
 
 def test_many_different_steps_lower_a_composition_by_little() -> None:

@@ -98,7 +98,7 @@ def as_stated(x):
         (size_in_the_scale, "finite", r"noise of number 0 is .* times as wide with the record"),
         (domain_of_the_data, "finite", r"names, shapes or texts of the release differ by the record"),
         (spent_twice, "finite", r"epsilon is (1\.9|2\.0)\d* by this law and the shift"),
-        (clipped_and_not_used, "finite", r"epsilon is 1\.\d*e\+06 by this law"),
+        (clipped_and_not_used, "finite", r"epsilon is (9\.\d+e\+05|1(\.\d+)?e\+06) by this law"),
         (nan_passes_the_clip, "any", r"1 NaN, 0 infinite"),
         (sensitivity_of_zero, "finite", r"are drawn from, and number 0 of the release never changes"),
         (one_noise_for_two, "finite", r"noise is shared: a combination of the released numbers has none"),
