@@ -75,8 +75,8 @@ def test_a_law_on_a_lattice_is_told_from_its_neighbours() -> None:
 
 
 def test_a_lattice_of_tenths_is_seen_through_the_rounding_of_floats() -> None:
-    """Tenths less a tenth are not whole multiples of one float; and noise of one value, or of many, is on no lattice."""
-    tenths = np.round(RNG.laplace(0, 1, (6000, 1)), 1) - 0.3
+    """Tenths about two middles are not the same floats; and noise of one value, or of many, is on no lattice."""
+    tenths = np.round(RNG.laplace(0, 1, (6000, 2)), 1) - [0.3, 0.7]
     assert len(np.unique(tenths)) > len(np.unique(np.rint(tenths * 10))) and lattice_step(tenths) == pytest.approx(0.1)
     assert lattice_step(np.array([[0.1 + 0.2], [0.3]] * 50)) == lattice_step(RNG.normal(0, 1, (6000, 1))) == 0.0
 
