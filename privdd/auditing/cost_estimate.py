@@ -1,8 +1,8 @@
 """What a run will take: memory and disk that it needs at least, and time by stage.
 
 A round of each kind is timed, of two clients and the first steps of each long loop, and multiplied by the run's own
-numbers of rounds, clients and shadow models. Attacks and guarantee tests are not run: searches are counted in steps of
-local training, the rest costs what it did when it was measured, on digits. What cannot fit is refused before anything is
+numbers of rounds, clients and shadow models. Attacks and guarantee tests are not run: searches are counted in passes of
+the network, the rest costs what it did when it was measured, on digits. What cannot fit is refused before anything is
 computed.
 """
 
@@ -14,19 +14,21 @@ import shutil
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.nn import functional
 
+from attacks.inversion.gradient_attack import GradientInversion
 from attacks.types import IMAGE_SURFACES, Attack, Surface
 from privdd.auditing.adversary_view import MAX_BLOCK_BYTES, MAX_MATRIX_BYTES
 from privdd.auditing.noised_sums import federation_count, replay_count
 from privdd.auditing.shadow_models import count_shared_rounds, prefers_wide_network
 from privdd.core.loop_timing import LOOP_ALLOWANCE, TruncatedLoops, truncate_loops
-from privdd.core.types import Received, Records
+from privdd.core.types import Received, Records, Shard
 from privdd.core.validation import BadConfig
 from privdd.federated.evaluation import measure_accuracy
 from privdd.federated.experiment import Experiment
@@ -41,6 +43,7 @@ from privdd.federated.simulation import (
     start_training,
 )
 from privdd.methods.own_training import OwnTraining
+from privdd.models import ModelSpec, build
 from privdd.reporting.wording import format_bytes
 from privdd.runtime.engine import IN_THIS_PROCESS, Engine, engine_in_words
 from privdd.runtime.progress import format_seconds
@@ -229,11 +232,17 @@ def time_rounds(experiment: Experiment, seconds: float) -> tuple[dict[int, Round
             if needed or time.process_time() - began < seconds:
                 clock = loops.cpu_seconds()
                 progress = run_round(plan, _progress_at(progress, t), experiment.shards, engine)[0]
-                took = engine.took
-                server, usual = loops.cpu_seconds() - clock - sum(took.values()), next(iter(took.values()))
+                took = _take_out_start(engine.took, experiment.shards)
+                server, usual = loops.cpu_seconds() - clock - sum(engine.took.values()), next(iter(took.values()))
                 server += _accuracy_seconds(experiment, progress)
                 timed[t] = RoundTiming(usual, took.get(plan.victim, usual), max(server, 0.0))
     return timed, any(plan.method.audit_hooks.remembers(t, progress.memories.get(plan.victim, {})) for t in timed)
+
+
+def _take_out_start(took: Mapping[int, float], shards: Sequence[Shard]) -> dict[int, float]:
+    """What clients took, but for what the first call of a process costs: their work is at most as their numbers of records."""
+    sizes = {client: len(shards[client].train) for client in took}
+    return {one: min(took[other] * max(1.0, sizes[one] / max(1, sizes[other])) for other in took) for one in took}
 
 
 def _accuracy_seconds(experiment: Experiment, progress: Progress) -> float:
@@ -276,17 +285,19 @@ def timing_of_round(plan: Plan, timed: Mapping[int, RoundTiming], t: int) -> Rou
 # What was measured on digits, in CPU seconds of one core.
 
 
-START_SECONDS = 8.0  # imports, config, data, and the page
+START_SECONDS = 10.0  # imports, config, data, and the page
 WORKER_SECONDS, FORKSERVER_SECONDS, FORK_SECONDS = 4.0, 3.5, 0.5  # a worker that loads everything; one that is forked
-STEPS_PER_SEARCH_STEP = 12.0  # local steps that one step of an attack's search costs
-GRADIENT_SIGNAL_SECONDS, SIGNAL_SECONDS = 0.4, 0.15  # all membership attacks, for each shadow model of the client
-TEST_SECONDS = 0.4  # all guarantee tests, for each of ``slow_runs``
-SHARED_SHARE, WIDE_SHARE = 0.3, 0.6  # of a replay: one of several that share their work, or train as one wide network
+STEPS_PER_SEARCH_STEP = 5.0  # passes of ``time_pass`` that one step of an attack's search costs
+STEPS_PER_LOCAL_STEP = 0.6  # and that each local step costs which a gradient inversion goes through in one step
+SIGNAL_SECONDS = 0.1  # all membership attacks, for each shadow model of the client
+TEST_SECONDS = 0.6  # all guarantee tests, for each of ``slow_runs``
+SHARED_SHARE, WIDE_SHARE = 0.3, 0.8  # of a replay: one of several that share their work, or train as one wide network
 SEARCH_LENGTHS = ("iterations", "steps")  # settings of an attack, at any depth
 MIN_ANNOUNCED_SECONDS = 60.0  # shorter runs are not announced
 ANNOUNCEMENT_SECONDS = 2.0  # of CPU, that the announcement may take
 DRY_RUN_SECONDS = 30.0
 TIMED_TEST_RECORDS = 250
+PASS_RECORDS, PASSES, PASS_SECONDS, SMALL_WIDTH = 16, 10, 0.1, 32
 
 
 @dataclass(frozen=True)
@@ -402,9 +413,8 @@ def _audit_stages(
     replays = federation_count(experiment, attacks) - 1  # one of them is the run itself
     once = _add(*(one for t, one in trained.items() if t < shared))
     later = sum(one.cpu for t, one in trained.items() if t >= shared)
-    searches, tests = _search_seconds(experiment, attacks, rounds), audit.guarantee.slow_runs * bool(plan.mechanisms)
-    signals = GRADIENT_SIGNAL_SECONDS if Surface.UPDATE in plan.method.uploads.values() else SIGNAL_SECONDS
-    searched = sum(searches) + signals * replay_count(experiment, attacks)
+    searches, tests = _search_seconds(experiment, attacks), audit.guarantee.slow_runs * bool(plan.mechanisms)
+    searched = sum(searches) + SIGNAL_SECONDS * replay_count(experiment, attacks)
     return {
         "worlds": _replay_stage(experiment, attacks, rounds, chained),
         "federations": _add(once, spread_tasks(later, replays, size)) if replays > 0 else Stage(0.0, 0.0),
@@ -438,25 +448,38 @@ def _replay_stage(
     replays = replay_count(experiment, attacks) - 1
     wide = plan.method.audit_hooks.shares_work or prefers_wide_network(plan.method, plan.problem, replays)
     group = min(plan.method.audit_hooks.worlds_per_pass, max(replays, 1)) if wide else 1
-    share = 1.0 if not wide or plan.mechanisms else SHARED_SHARE if plan.method.audit_hooks.shares_work else WIDE_SHARE
+    together = plan.method.audit_hooks.shares_work and not chained
+    share = 1.0 if not wide or plan.mechanisms else SHARED_SHARE if together else WIDE_SHARE
     return spread_tasks(one * share * group, math.ceil(replays / group), experiment.engine.size)
 
 
-def _search_seconds(
-    experiment: Experiment, attacks: Mapping[str, Attack], rounds: Mapping[int, RoundTiming]
-) -> list[float]:
-    """CPU seconds of each attack that searches, of those that read what the method sends: in steps of local training."""
-    plan, method = experiment.plan, experiment.plan.method
-    last = (
-        max(t for t in rounds if method.audit_hooks.phase(t) == "train")
-        if "train" in map(method.audit_hooks.phase, rounds)
-        else max(rounds)
-    )
-    size = len(experiment.shards[plan.victim].train)
-    step = rounds[last].audited / max(int(method.audit_hooks.settings(size).get("local_steps") or 1), 1)
+def _search_seconds(experiment: Experiment, attacks: Mapping[str, Attack]) -> list[float]:
+    """CPU seconds of each attack that searches, of those that read what the method sends."""
+    method, shard = experiment.plan.method, experiment.shards[experiment.plan.victim]
     sent = {*method.uploads.values(), *method.broadcasts.values()}
-    lengths = [longest_search(attack) for attack in attacks.values() if sent & attack.surfaces]
-    return [STEPS_PER_SEARCH_STEP * step * length for length in lengths if length]
+    lengths = {name: longest_search(one) for name, one in attacks.items() if sent & one.surfaces}
+    if not any(lengths.values()):
+        return []
+    local = int(method.audit_hooks.settings(len(shard.train)).get("local_steps") or 1)
+    passes = {name: STEPS_PER_SEARCH_STEP for name in lengths}
+    passes |= {
+        n: passes[n] + STEPS_PER_LOCAL_STEP * local for n in lengths if isinstance(attacks[n], GradientInversion)
+    }
+    each = time_pass(experiment)
+    return [each * passes[name] * length for name, length in lengths.items() if length]
+
+
+def time_pass(experiment: Experiment) -> float:
+    """CPU seconds of a pass forward and back of the classifier on a few records; of a small one where none is trained together."""
+    plan, train = experiment.plan, experiment.shards[experiment.plan.victim].train
+    spec = ModelSpec(width=SMALL_WIDTH)
+    model = plan.method.audit_hooks.classifier(plan.problem) or build(spec, plan.problem.shape, plan.problem.classes)
+    few, times = train.take(range(min(len(train), PASS_RECORDS))), list[float]()
+    while len(times) < 2 or (sum(times) < PASS_SECONDS and len(times) < PASSES):
+        began = time.process_time()
+        functional.cross_entropy(model(few.x), few.y).backward()
+        times.append(time.process_time() - began)
+    return min(times)
 
 
 def longest_search(attack: Any) -> int:

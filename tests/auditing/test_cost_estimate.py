@@ -15,8 +15,9 @@ from omegaconf import OmegaConf
 from attacks.types import Surface
 from privdd.auditing import cost_estimate as pricing
 from privdd.auditing.cost_estimate import (
-    GRADIENT_SIGNAL_SECONDS,
     PROCESS_BYTES,
+    SIGNAL_SECONDS,
+    STEPS_PER_LOCAL_STEP,
     STEPS_PER_SEARCH_STEP,
     TEST_SECONDS,
     RoundTiming,
@@ -208,6 +209,17 @@ def test_each_kind_of_round_is_timed_though_those_between_are_not_run(algo: str)
     assert all(one.usual > 0 and one.audited > 0 and one.server >= 0 for one in timed.values())
 
 
+def test_what_a_process_computes_first_is_not_charged_to_every_client() -> None:
+    shards = [task.shard for task in tasks(20, 10, 40)]
+    assert pricing._take_out_start({0: 9.0, 2: 1.0}, shards) == {0: 1.0, 2: 1.0}
+    assert pricing._take_out_start({1: 9.0, 2: 12.0}, shards) == {1: 9.0, 2: 12.0} and pricing._take_out_start({1: 9.0}, shards) == {1: 9.0}
+
+
+def test_a_pass_of_a_larger_network_takes_longer() -> None:
+    small, large = (pricing.time_pass(audited("fedavg", "model=convnet", f"model.width={width}")) for width in (4, 128))
+    assert 0 < 2 * small < large
+
+
 def test_long_training_is_timed_in_a_moment() -> None:
     """A million epochs of two clients, and as many of the server."""
     began = time.process_time()
@@ -226,7 +238,7 @@ def test_stages_are_counts_times_what_was_timed_in_waves_of_the_workers(monkeypa
     trained = (3 * 2 + 5) + 8 * (3 * 1 + 4) + (3 * 1 + 50)
     assert found["train"] == Stage(trained, trained) and found["worlds"].cpu == pytest.approx(5 * 2 * (3 + 9 * 2) / 10)
     assert found["federations"].cpu == pytest.approx(3 * 53 + trained - 53)  # one of the four is the run itself
-    assert found["attacks"].cpu == pytest.approx(6 * GRADIENT_SIGNAL_SECONDS) and "guarantee tests" not in found
+    assert found["attacks"].cpu == pytest.approx(6 * SIGNAL_SECONDS) and "guarantee tests" not in found
     two = replace(experiment, engine=Engine("processes", workers=2))
     waves = estimate_cost(two, {}, 0.0).stages
     assert waves["train"] == Stage(trained, (2 * 2 + 5) + 8 * (2 * 1 + 4) + (2 * 1 + 50))  # three clients: two waves
@@ -244,9 +256,10 @@ def test_searches_of_attacks_that_read_what_is_sent_are_counted_in_steps(monkeyp
     attacks, experiment = build_attacks(config), build_experiment(config)
     assert [longest_search(attacks[n]) for n in ("lira", "gradient_inversion", "update_inversion")] == [0, 200, 200]
     steps = experiment.plan.method.audit_hooks.settings(len(experiment.shards[experiment.plan.victim].train))["local_steps"]
-    monkeypatch.setattr(pricing, "time_rounds", lambda *given: ({0: RoundTiming(1.0, steps, 0.0)}, False))
-    signals = GRADIENT_SIGNAL_SECONDS * experiment.audit_settings.worlds
-    searches = 2 * 200 * STEPS_PER_SEARCH_STEP
+    monkeypatch.setattr(pricing, "time_rounds", lambda *given: ({0: RoundTiming(1.0, 1.0, 0.0)}, False))
+    monkeypatch.setattr(pricing, "time_pass", lambda given: 2.0)
+    signals = SIGNAL_SECONDS * experiment.audit_settings.worlds
+    searches = 2.0 * 200 * (2 * STEPS_PER_SEARCH_STEP + STEPS_PER_LOCAL_STEP * steps)
     assert estimate_cost(experiment, attacks, 0.0).stages["attacks"].cpu == pytest.approx(searches + signals)
 
 
