@@ -251,6 +251,7 @@ def decision_card(record: RunRecord) -> dict[str, Any]:
         "simulation": wording.is_simulation_noise(privacy),
         "epsilon": {
             "claimed": claim.number if claim else None,
+            "claimed_delta": (claim.delta or privacy.delta) if claim else None,
             "proven_at_most": privacy.epsilon.best,
             "shown_at_least": finding_selection.measured_epsilon(findings.findings),
             "delta": privacy.delta,

@@ -67,7 +67,11 @@ class Setting:
 
     @property
     def claim(self) -> float | None:
-        claims = [finding_selection.boldest_claim(run.findings.privacy.claims) for run in self.runs]
+        """The smallest epsilon of a paper that holds at the delta of the runs: one at a larger delta does not stand beside it."""
+        held = [(run.findings.privacy.delta, run.findings.privacy.claims) for run in self.runs]
+        claims = [
+            finding_selection.boldest_claim(c for c in made if (c.delta or delta) <= delta) for delta, made in held
+        ]
         return min((c.number for c in claims if c is not None and c.number is not None), default=None)
 
     @property

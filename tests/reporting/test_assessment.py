@@ -107,7 +107,7 @@ def test_every_number_of_the_card_has_its_own_name() -> None:
     made = decision_card(RunRecord(Path("run"), found))
     (one,) = made["artifacts"]
     assert made["epsilon"] == {
-        "claimed": None, "proven_at_most": 2.0, "shown_at_least": 0.25, "delta": 1e-5, "unit": "record", "relation": "add_remove", "large": 8.0,
+        "claimed": None, "claimed_delta": None, "proven_at_most": 2.0, "shown_at_least": 0.25, "delta": 1e-5, "unit": "record", "relation": "add_remove", "large": 8.0,
     }  # fmt: skip
     assert one["epsilon"] == {"stated": 1.5, "proven_at_most": 2.0, "shown_at_least": 0.25}
     assert made["simulation"] and not made["large_enough"] and "too small to decide" in made["why_too_small"] and not one["large_enough"]

@@ -146,6 +146,11 @@ def test_of_several_seeds_the_cautious_number_counts() -> None:
     assert (made.epsilon, made.epsilon_rdp, made.claim, made.uploaded) == (2.0, 2.5, 0.4, 801)
 
 
+def test_a_claim_at_a_larger_delta_does_not_stand_beside_the_run_s() -> None:
+    claims = [{"source": "s", "epsilon": number, "sound": False, "why": "w", "delta": delta} for number, delta in ((0.3, 1e-4), (0.8, 1e-6))]
+    assert setting(record(0, claims=claims)).claim == 0.8 and setting(record(0, claims=claims[:1])).claim is None
+
+
 def test_the_rate_of_a_setting_is_the_strongest_attack_of_the_seed_in_the_middle() -> None:
     seeds = [record(at, found=(rates(tpr, 0.9), rates(0.05, 0.1))) for at, tpr in enumerate((0.3, 0.1, 0.2))]
     at = setting(*seeds).tpr("0.001")
