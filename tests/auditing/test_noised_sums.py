@@ -81,8 +81,8 @@ def test_without_noise_a_run_s_sums_are_its_members(profile, monkeypatch):
     sums, mask = collect_noised_sums(*held), held[2].masks[0].numpy().astype(float)
     assert {read.name for read in sums.releases} == {"embedding", "class_counts"}
     assert len({read.at.tobytes() for read in sums.releases}) > 2  # classes apart
-    for read in sums.releases:
-        assert read.moment == pytest.approx(read.precision @ mask[read.at], rel=1e-4, abs=1e-4 * read.precision.max())
+    for read in sums.releases:  # each released number is rounded by half a step of 2**-16 of the noise or less
+        assert read.moment == pytest.approx(read.precision @ mask[read.at], rel=4e-4, abs=4e-4 * read.precision.max())
 
 
 def test_coins_that_are_tossed_class_by_class_are_told(monkeypatch):
