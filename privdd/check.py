@@ -62,19 +62,22 @@ def _check_components(given: Mapping[str, Any]) -> int:
     from privdd.blackbox.arguments import CHECK, check_request
     from privdd.blackbox.runner import run_check
     from privdd.core.validation import BadConfig
-    from privdd.integrations.component_table import ROWS, format_component_page, is_installed
+    from privdd.integrations import component_table as table
     from privdd.integrations.components import adapt_component
     from privdd.reporting.export import write_markdown_page
     from privdd.runtime.progress import show_progress
 
     if len(given) > 1:
         raise BadConfig("components=FILE.md stands alone")
-    page, done = Path(given["components"]), []
-    with show_progress("components", len(ROWS)) as bar:
-        for row in ROWS:
-            request = check_request(CHECK.parse(row.check_arguments), adapt_component)
-            done.append((row, run_check(request) if is_installed(row) else None))
-            write_markdown_page(page, format_component_page(done, f"python -m privdd.check components={page}"))
+    page, command = Path(given["components"]), f"python -m privdd.check components={given['components']}"
+    cells = [table.known_cells(page, row) for row in table.ROWS]
+    with show_progress("components", len(table.ROWS)) as bar:
+        for at, row in enumerate(table.ROWS):
+            if cells[at] is None and row.version is not None:
+                request = check_request(CHECK.parse(row.check_arguments), adapt_component)
+                cells[at] = table.checked_cells(row, run_check(request))
+            done = [one or table.missing_cells(row) for one, row in zip(cells, table.ROWS)]
+            write_markdown_page(page, table.format_component_page(done, command))
             bar.advance(row.what)
     return 0
 

@@ -29,7 +29,7 @@ from privdd.blackbox.screening import (
 )
 from privdd.blackbox.stages import FEWEST, IdentificationStages, LawConfirmation, NoiseTailStage, UnevenNoiseStage
 from privdd.blackbox.transcripts import OutOfShares, OutOfTime, PairSample, Sides, draw_transcripts, join_transcripts
-from privdd.blackbox.verdict import MADE, SPENT, ExactEpsilon, ExaminationResult
+from privdd.blackbox.verdict import CURSORY, MADE, SPENT, ExactEpsilon, ExaminationResult
 
 FINITE = 1e300
 DEPTHS = (1000, 6000, 40_000)
@@ -49,6 +49,7 @@ class Examination(ReplayStage, IdentificationStages, UnevenNoiseStage, NoiseTail
     ranked: list[RankedPair] = field(default_factory=list)
     refused: list[NeighbouringInputs] = field(default_factory=list)  # of finite numbers
     _best: float = 0.0
+    _embedded: bool = False
     _bound: float = 0.0  # the largest for any mechanism, of the pair ``_nearest`` to a refutation
     _top: float = 0.0  # the largest of all, of the pair ``_foremost``
     _before: dict[int, tuple[NeighbouringInputs, Sides]] = field(default_factory=dict)
@@ -175,11 +176,13 @@ class Examination(ReplayStage, IdentificationStages, UnevenNoiseStage, NoiseTail
         except InputRefused:
             return
         if not enough:
+            self._examine_embedded_call()  # while there are calls for it
             self._bound_pair(self._foremost, ALL_LEFT, self.stated_calls, "neighbours, most of what is left", SLOW)
 
     def _examine_embedded_call(self) -> None:
-        """One call among others on public data, and among others on the data without the record."""
-        for one in self.ranked[:1]:
+        """One call among others on public data, and among others on the data without the record; once."""
+        pairs, self._embedded = ([] if self._embedded else self.ranked[:1]), True
+        for one in pairs:
             for other, name in ((None, "between public calls"), (one.pair.absent, "between calls without the record")):
                 if not self.result.is_refuted:
                     around = partial(self.embedded_call, like=one.pair.present, other=other)
@@ -238,7 +241,7 @@ class Examination(ReplayStage, IdentificationStages, UnevenNoiseStage, NoiseTail
         self.calls_by_words[pair.says] = around(pair.present), around(pair.absent)
         sample = PairSample(*sides, pair.axis, self.shift_of(pair) if around == self.stated_calls else None)
         if depth < ALL_LEFT and len(sample.fresh[0]) < depth / 4:
-            self._note_skipped(name, "as closely as planned")
+            self._note_skipped(name, CURSORY)
         apart = bound_by_distinguishing(sample, self._next_level())
         seen = f"told apart by {apart.how}" if apart.epsilon else "not told apart"
         says = f"two inputs are {seen}, {apart.transcripts} transcripts"

@@ -12,6 +12,7 @@ from privdd.blackbox.claim import CheckedClaim
 Outcome = Literal["refuted", "not refuted", "condition", "depends on the record", "not looked at"]
 Strength = Literal["finite_sample", "noise_law", "certain", ""]
 SPENT = "the time was spent"  # how the note begins that says so
+CURSORY = "as closely as planned"  # how a note ends where a look was made on fewer transcripts
 MADE = "all tests that share the error probability were made"  # the same
 WORDS: dict[Strength, str] = {
     "finite_sample": "holds for any mechanism, at the stated confidence",
@@ -120,8 +121,8 @@ class Checked:
 
     @property
     def is_unfinished(self) -> bool:
-        """Whether the time or the tests were spent before every look was made, and nothing was refuted."""
-        return not self.refuted and bool(self._budget_notes)
+        """Whether the time or the tests were spent before every look was made, closely or not, and nothing was refuted."""
+        return not self.refuted and not all(note.endswith(CURSORY) for note in self._budget_notes)
 
     @property
     def _budget_notes(self) -> list[str]:

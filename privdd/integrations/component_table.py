@@ -2,117 +2,197 @@
 
 from __future__ import annotations
 
+import csv
 import importlib.metadata
 import importlib.util
 import math
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from privdd.blackbox.verdict import BREAKS, KEEPS, Checked
 
-MOD, SERVER = "flwr.clientapp.mod:LocalDpMod", "flwr.serverapp.strategy:DifferentialPrivacyServerSideFixedClipping"
-ADAPTIVE = "flwr.serverapp.strategy:DifferentialPrivacyServerSideAdaptiveClipping"
-CLIENT = "flwr.serverapp.strategy:DifferentialPrivacyClientSideFixedClipping"
-OPACUS, PFL = "opacus.optimizers:", "pfl.privacy."
-SECONDS = 45  # of processor time for each row
-CROWD = ("input.clients=10", "input.shapes=[[20]]")  # a strategy takes a millisecond a call
+SECONDS = 30  # of processor time for a row whose component takes less than a millisecond a call
+LONG = 60  # for the others
+STRATEGY = "flwr.serverapp.strategy:DifferentialPrivacy"
+LOCAL, ENGINE, ACCOUNTING = "flwr.clientapp.mod:LocalDpMod", "opacus:PrivacyEngine", "dp_accounting."
+PFL, JAX, NVFLARE, TOOLS, PYDP = (
+    "pfl.privacy.", "jax_privacy.", "nvflare.app_common.", "diffprivlib.tools:", "pydp.algorithms.laplacian:"
+)  # fmt: skip
+CROWD = ("args.noise_multiplier=1", "args.clipping_norm=1", "input.clients=10", "input.shapes=[[20]]")
+ADAPTIVE = ("args.noise_multiplier=0.5", "args.clipped_count_stddev=1", "input.clients=10", "input.shapes=[[20]]")
+SMALL = ("args.noise_multiplier=1", "input.rows=[40,50]")  # 40 records in batches of 2
+WHOLE = ("args.noise_multiplier=1", "args.loss_reduction=sum", "args.batch_size=64", "input.rows=[8,6]")  # one batch
+EPOCH = ("args.noise_multiplier=1", "args.loss_reduction=sum", "args.poisson_sampling=false", "args.steps=0",
+         "args.batch_size=1", "args.records=10", "relation=zero_out", "input.rows=[10,4]")  # fmt: skip
+COLUMN = ("args.epsilon=1", "args.bounds=[0,1]", "input.rows=[20,1]")
+NONE_STATED = ("stated.epsilon=10", "stated.delta=1e-5")  # put to a component that states none
+LIBRARIES = {  # package -> its name at the package index, where that is another one
+    "jax_privacy": "jax-privacy", "pydp": "python-dp", "dp_accounting": "dp-accounting",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
 class ComponentRow:
     """One component under check: arguments of ``privdd.check``, and the configuration in words."""
 
-    library: str
+    mechanism: str
     what: str
     configuration: str
-    given: tuple[str, ...]
+    given: tuple[str, ...] = ()
+    seconds: int = SECONDS
+
+    @property
+    def library(self) -> str:
+        return self.mechanism.partition(":")[0].partition(".")[0]
+
+    @property
+    def version(self) -> str | None:
+        """Of the installed library, with its name; None where it is not installed."""
+        if importlib.util.find_spec(self.library) is None:
+            return None
+        package = LIBRARIES.get(self.library, self.library)
+        return f"{package} {importlib.metadata.version(package)}"
 
     @property
     def check_arguments(self) -> tuple[str, ...]:
-        return (*self.given, f"seconds={SECONDS}")
+        return (f"mechanism={self.mechanism}", *self.given, f"seconds={self.seconds}")
 
     @property
     def check_command(self) -> str:
         return shlex.join(["python", "-m", "privdd.check", *self.check_arguments])
 
 
+def _local(epsilon: str, sensitivity: str = "1") -> tuple[str, ...]:
+    return ("args.clipping_norm=1", f"args.sensitivity={sensitivity}", f"stated.epsilon={epsilon}", "stated.delta=1e-5",
+            "input.shapes=[[20]]")  # fmt: skip
+
+
 ROWS = (
-    ComponentRow("flwr", "LocalDpMod", "clip 1, sensitivity 1",
-        (f"mechanism={MOD}", "args.clipping_norm=1", "args.sensitivity=1", "stated.epsilon=10", "stated.delta=1e-5",
-         "input.shapes=[[20]]")),
-    ComponentRow("flwr", "LocalDpMod", "clip 1, sensitivity 1e-4",
-        (f"mechanism={MOD}", "args.clipping_norm=1", "args.sensitivity=1e-4", "stated.epsilon=10", "stated.delta=1e-5")),
-    ComponentRow("flwr", "DifferentialPrivacyServerSideFixedClipping over FedAvg", "equal and unequal weights",
-        (f"mechanism={SERVER}", "args.noise_multiplier=1", "args.clipping_norm=1", *CROWD)),
-    ComponentRow("flwr", "DifferentialPrivacyClientSideFixedClipping with fixedclipping_mod", "equal and unequal weights",
-        (f"mechanism={CLIENT}", "args.noise_multiplier=1", "args.clipping_norm=1", *CROWD)),
-    ComponentRow("flwr", "DifferentialPrivacyServerSideAdaptiveClipping over FedAvg", "equal and unequal weights",
-        (f"mechanism={ADAPTIVE}", "args.noise_multiplier=0.5", "args.clipped_count_stddev=1", *CROWD)),
-    ComponentRow("opacus", "DPOptimizer", "one step on all records",
-        (f"mechanism={OPACUS}DPOptimizer", "args.noise_multiplier=1")),
-    ComponentRow("opacus", "DPPerLayerOptimizer", "three layers, clip 1 each",
-        (f"mechanism={OPACUS}DPPerLayerOptimizer", "args.noise_multiplier=1")),
-    ComponentRow("opacus", "AdaClipDPOptimizer", "one step on all records",
-        (f"mechanism={OPACUS}AdaClipDPOptimizer", "args.noise_multiplier=1")),
-    ComponentRow("opacus", "UniformWithReplacementSampler, DPOptimizer", "rate 0.1, one batch",
-        ("mechanism=opacus.utils.uniform_sampler:UniformWithReplacementSampler", "args.noise_multiplier=1")),
-    ComponentRow("opacus", "PrivacyEngine's loader, DPOptimizer", "poisson_sampling=False, one epoch of 20 batches",
-        ("mechanism=opacus:PrivacyEngine", "args.noise_multiplier=0.6", "args.poisson_sampling=false",
-         "input.rows=[40,4]")),
-    ComponentRow("opacus", "PrivacyEngine's loader, DPOptimizer", "poisson_sampling=True, one epoch of 20 batches",
-        ("mechanism=opacus:PrivacyEngine", "args.noise_multiplier=0.6", "input.rows=[40,4]")),
-    ComponentRow("jax-privacy", "clipped_fun with matrix_factorization_privatizer", "clip 1, independent noise, one sum",
-        ("mechanism=jax_privacy.clipping:clipped_fun", "args.noise_multiplier=1")),
-    ComponentRow("pfl", "GaussianMechanism", "one iteration, clip 1, the update alone",
-        (f"mechanism={PFL}gaussian_mechanism:GaussianMechanism", "args.epsilon=2")),
-    ComponentRow("pfl", "GaussianMechanism", "the same, and the metrics that come with it",
-        (f"mechanism={PFL}gaussian_mechanism:GaussianMechanism", "args.epsilon=2", "args.with_metrics=true")),
-    ComponentRow("pfl", "LaplaceMechanism", "clip 1 in L1",
-        (f"mechanism={PFL}laplace_mechanism:LaplaceMechanism", "args.epsilon=2")),
-    ComponentRow("nvflare", "SVTPrivacy", "gamma 1, tau 0.1, a tenth of the numbers, epsilon 1 and 1",
-        ("mechanism=nvflare.app_common.filters.svt_privacy:SVTPrivacy", "args.gamma=1", "args.tau=0.1",
-         "args.epsilon_release=1", "args.epsilon=1")),
+    ComponentRow(LOCAL, "LocalDpMod in a ClientApp", "clip 1, sensitivity 1, epsilon 8", _local("8")),
+    ComponentRow(LOCAL, "LocalDpMod in a ClientApp", "clip 1, sensitivity 1, epsilon 10", _local("10")),
+    ComponentRow(LOCAL, "LocalDpMod in a ClientApp", "clip 1, sensitivity 1, epsilon 20", _local("20")),
+    ComponentRow(LOCAL, "LocalDpMod in a ClientApp", "clip 1, sensitivity 1e-4, epsilon 10", _local("10", "1e-4")),
+    ComponentRow(f"{STRATEGY}ServerSideFixedClipping", "Server-side fixed clipping over FedAvg, start()", "10 clients, any weights", CROWD, LONG),
+    ComponentRow(f"{STRATEGY}ServerSideFixedClipping", "the same with Flower's RdpAccountant", "3 clients, which must have equal weights",
+        ("args.noise_multiplier=1", "args.clipping_norm=1", "args.accountant=true", "args.clients=3", "input.clients=3",
+         "input.shapes=[[20]]"), LONG),
+    ComponentRow(f"{STRATEGY}ClientSideFixedClipping", "Client-side fixed clipping with its mod, start()", "10 clients, any weights", CROWD, LONG),
+    ComponentRow(f"{STRATEGY}ServerSideAdaptiveClipping", "Server-side adaptive clipping over FedAvg, start()", "10 clients, any weights", ADAPTIVE, LONG),
+    ComponentRow(f"{STRATEGY}ClientSideAdaptiveClipping", "Client-side adaptive clipping with its mod, start()", "10 clients, any weights", ADAPTIVE, LONG),
+    ComponentRow(ENGINE, "make_private, as it comes (PRV accountant)", "40 records, batches of 2, one step", SMALL, LONG),
+    ComponentRow(ENGINE, "make_private with the RDP accountant", "40 records, batches of 2, one step", (*SMALL, "args.accountant=rdp"), LONG),
+    ComponentRow(ENGINE, "make_private", "loss_reduction=sum, 40 records, batches of 2, one step", (*SMALL, "args.loss_reduction=sum"), LONG),
+    ComponentRow(ENGINE, "make_private", "loss_reduction=sum, all records in the batch", WHOLE, LONG),
+    ComponentRow(ENGINE, "make_private, per-layer clipping", "three layers, clip 1 each, sum, all records",
+        (*WHOLE, "args.clipping=per_layer", "args.layers=3", "args.max_grad_norm=[1,1,1]"), LONG),
+    ComponentRow(ENGINE, "make_private, ghost clipping", "sum, all records", (*WHOLE, "args.grad_sample_mode=ghost"), LONG),
+    ComponentRow(ENGINE, "make_private, functorch gradients", "sum, all records", (*WHOLE, "args.grad_sample_mode=functorch"), LONG),
+    ComponentRow(ENGINE, "make_private, adaptive clipping", "sum, all records, 3 steps, count noise 2",
+        (*WHOLE, "args.clipping=adaptive", "args.target_unclipped_quantile=0.5", "args.clipbound_learning_rate=0.2",
+         "args.max_clipbound=10", "args.min_clipbound=0.1", "args.unclipped_num_std=2", "args.steps=3"), LONG),
+    ComponentRow(ENGINE, "make_private, poisson_sampling=False", "loader in order, an epoch of 10 batches, sum", EPOCH, LONG),
+    ComponentRow(f"{ACCOUNTING}pld:PLDAccountant", "PLDAccountant, REPLACE_ONE", "with make_private, sum, all records",
+        ("args.noise_multiplier=2", "args.relation=REPLACE_ONE", "input.rows=[8,6]"), LONG),
+    ComponentRow(f"{ACCOUNTING}rdp:RdpAccountant", "RdpAccountant, REPLACE_ONE", "with make_private, sum, all records",
+        ("args.noise_multiplier=2", "args.relation=REPLACE_ONE", "input.rows=[8,6]"), LONG),
+    ComponentRow(f"{JAX}experimental.execution_plan:BandMFExecutionPlanConfig", "execution plan: sampler, clipped gradient, noise",
+        "one step, rate 0.5, its zero-out relation", ("args.epsilon=2", "args.sampling_prob=0.5", "input.rows=[20,6]"), LONG),
+    ComponentRow(f"{JAX}clipping:clipped_fun", "clipped_fun with matrix_factorization_privatizer", "clip 1, independent noise, one sum",
+        ("args.noise_multiplier=1", "input.rows=[20,6]"), LONG),
+    ComponentRow(f"{PFL}gaussian_mechanism:GaussianMechanism", "GaussianMechanism.privatize", "clip 1, the update alone", ("args.epsilon=2",)),
+    ComponentRow(f"{PFL}gaussian_mechanism:GaussianMechanism", "GaussianMechanism.privatize", "the same, and the metrics that come with it",
+        ("args.epsilon=2", "args.with_metrics=true")),
+    ComponentRow(f"{PFL}gaussian_mechanism:GaussianMechanism", "GaussianMechanism from PLDPrivacyAccountant, central",
+        "3 users of weight 1", ("args.epsilon=2", "args.accountant=true", "input.clients=3", "input.shapes=[[20]]"), LONG),
+    ComponentRow(f"{PFL}adaptive_clipping:AdaptiveClippingGaussianMechanism", "AdaptiveClippingGaussianMechanism",
+        "3 users, one round", ("args.epsilon=2", "input.clients=3", "input.shapes=[[20]]"), LONG),
+    ComponentRow(f"{PFL}laplace_mechanism:LaplaceMechanism", "LaplaceMechanism.privatize", "clip 1 in L1", ("args.epsilon=2",)),
+    ComponentRow(f"{NVFLARE}filters.svt_privacy:SVTPrivacy", "SVTPrivacy", "as it comes, 20 numbers", ("input.shapes=[[20]]",)),
+    ComponentRow(f"{NVFLARE}filters.svt_privacy:SVTPrivacy", "SVTPrivacy", "gamma 1, tau 0.1, epsilon 1 and 1, 20 numbers",
+        ("args.gamma=1", "args.tau=0.1", "args.epsilon_release=1", "args.epsilon=1", "input.shapes=[[20]]")),
+    ComponentRow(f"{NVFLARE}filters.percentile_privacy:PercentilePrivacy", "PercentilePrivacy", "as it comes; it states no epsilon", NONE_STATED),
+    ComponentRow(f"{NVFLARE}statistics.min_max_cleanser:AddNoiseToMinMax", "AddNoiseToMinMax", "0.1 to 0.3; it states no epsilon",
+        ("args.min_noise_level=0.1", "args.max_noise_level=0.3", *NONE_STATED)),
+    ComponentRow(f"{TOOLS}mean", "tools.mean", "bounds 0 and 1, 20 records", COLUMN),
+    ComponentRow(f"{TOOLS}var", "tools.var", "bounds 0 and 1, 20 records", COLUMN),
+    ComponentRow(f"{TOOLS}median", "tools.median", "bounds 0 and 1, 20 records", COLUMN),
+    ComponentRow(f"{TOOLS}histogram", "tools.histogram", "4 bins, range 0 to 1",
+        ("args.epsilon=1", "args.bins=4", "args.range=[0,1]", "input.rows=[20,1]")),
+    ComponentRow(f"{TOOLS}histogram", "tools.histogram", "as it comes: no range (it warns)", ("args.epsilon=1", "input.rows=[20,1]")),
+    ComponentRow("opendp.measurements:make_laplace", "make_laplace on a clamped sum", "bounds 0 and 1",
+        ("args.epsilon=1", "input.rows=[20,1]")),
+    ComponentRow(f"{PYDP}BoundedSum", "BoundedSum", "bounds 0 and 1", ("args.epsilon=1", "args.lower_bound=0", "args.upper_bound=1", "input.rows=[20,1]")),
+    ComponentRow(f"{PYDP}BoundedMean", "BoundedMean", "bounds 0 and 1", ("args.epsilon=1", "args.lower_bound=0", "args.upper_bound=1", "input.rows=[20,1]")),
+    ComponentRow(f"{PYDP}Count", "Count", "as it comes", ("args.epsilon=1", "input.rows=[20,1]")),
 )  # fmt: skip
+COLUMNS = (
+    "Component",
+    "Version",
+    "Configuration",
+    "States",
+    "kappa",
+    "Certified (any / by law)",
+    "Verdict",
+    "Calls",
+    "Command",
+    "kappa on",
+)
 VERDICTS = {BREAKS: "does not keep", KEEPS: "keeps (nothing refutes it)"}
+Cells = Mapping[str, str]
 
 
-def is_installed(row: ComponentRow) -> bool:
-    """Whether the component's library is there to be checked."""
-    return importlib.util.find_spec(row.library.replace("-", "_")) is not None
+def known_cells(page: Path, row: ComponentRow) -> Cells | None:
+    """The row as the table has it, where its command and its library's version are the same; where the library is not
+    installed, whatever version it was made with. None: it has to be checked."""
+    table = page.parent / "data" / f"{page.stem}-1.csv"
+    if not table.is_file():
+        return None
+    with table.open(newline="", encoding="utf-8") as file:
+        found = [cells for cells in csv.DictReader(file) if cells.get("Command") == row.check_command]
+    return next((cells for cells in found if row.version in (None, cells.get("Version"))), None)
 
 
-def format_component_page(results: Iterable[tuple[ComponentRow, Checked | None]], command: str) -> str:
-    """Markdown: a configuration is judged, not a project. None: the library is not installed."""
+def checked_cells(row: ComponentRow, result: Checked) -> Cells:
+    """What the table says of a check."""
+    stated = f"({result.stated.epsilon:.3g}, {result.stated.delta:g}), {result.stated.relation}"
+    kappa = "–" if result.kappa is None else f"{result.kappa:.3g}"
+    bounds = f"{_bound_cell(result.certified_any)} / {_bound_cell(result.certified)}"
+    said = (row.what, str(row.version), row.configuration, stated, kappa, bounds, _verdict_cell(result), str(result.calls),
+            row.check_command, result.worst or "")  # fmt: skip
+    return dict(zip(COLUMNS, said))
+
+
+def missing_cells(row: ComponentRow) -> Cells:
+    """A row whose library is not installed, and was not when the table was made."""
+    said = (row.what, row.library, row.configuration, "", "", "", "not checked here", "", row.check_command, "")
+    return dict(zip(COLUMNS, said))
+
+
+def format_component_page(rows: Iterable[Cells], command: str) -> str:
+    """Markdown: a configuration is judged, not a project."""
     lines = [
         "# Components of other libraries",
         "",
-        "What `python -m privdd.check` says of components as they are installed here, each in one configuration. A",
-        "configuration is judged, not a project: another one may keep what this one does not. *Keeps* means that nothing",
-        "was found that refutes the statement. kappa: the largest shift seen over the noise, in units of what is stated (1 = as",
-        "stated). Certified: a lower bound on epsilon at confidence 0.99, for any mechanism, and given the noise's law.",
-        "*Undecided*: nothing refutes it, and not every look was made; more `seconds=`, or inputs of one size, allow more.",
+        "What `python -m privdd.check` says of components of other libraries, each called as its documentation calls it: Opacus",
+        "through `make_private`, Flower through `ClientApp` and `Strategy.start`, NVFlare through `Filter.process`. No adapter",
+        "repeats a part of what it judges. A configuration is judged, not a project: another one may keep what this one does not.",
+        "*Keeps* means that nothing was found that refutes the statement in so many calls. States: epsilon and delta by the",
+        "library's own accountant or argument, and which data are neighbours; where a library states none, 10 was put to it.",
+        "kappa: the largest shift seen over the noise, in units of what is stated (1 = as stated). Certified: a lower bound on",
+        "epsilon at confidence 0.99, for any mechanism, and given the noise's law.",
         "",
-        f"Made by `{command}`; each row has its own command, and the inputs on which kappa was largest.",
+        f"Made by `{command}`; each row has its own command, and the inputs on which kappa was largest. A row is checked",
+        "again when its command or the library's version changes, or when it was deleted from the table. The libraries are not",
+        "dependencies of privdd: a row whose library is not installed stays as it was.",
         "",
-        "| Component | Version | Configuration | States | kappa | Certified (any / by law) | Verdict | Command | kappa on |",
-        "|---|---|---|---|---|---|---|---|---|",
+        f"| {' | '.join(COLUMNS)} |",
+        "|" + "---|" * len(COLUMNS),
     ]
-    for at, (row, result) in enumerate(results, 1):
-        if result is None:
-            lines.append(
-                f"| {at}. {row.what} | {row.library} | {row.configuration} | | | | not installed here | `{row.check_command}` | |"
-            )
-            continue
-        version = importlib.metadata.version(row.library)
-        kappa = "–" if result.kappa is None else f"{result.kappa:.3g}"
-        verdict = _verdict_cell(result)
-        stated = f"({result.stated.epsilon:.3g}, {result.stated.delta:g}), {result.stated.relation}"
-        lines.append(
-            f"| {at}. {row.what} | {row.library} {version} | {row.configuration} | {stated} | {kappa} "
-            f"| {_bound_cell(result.certified_any)} / {_bound_cell(result.certified)} | {verdict} "
-            f"| `{row.check_command}` | {result.worst or ''} |"
-        )
+    for cells in rows:
+        values = {**cells, "Command": f"`{cells['Command']}`"}
+        lines.append("| " + " | ".join(values[name].replace("|", "\\|") for name in COLUMNS) + " |")
     return "\n".join([*lines, ""])
 
 

@@ -1,52 +1,60 @@
-"""Flower's client mods and server strategies with differential privacy, called as they are on made-up messages."""
+"""Flower's mods and strategies as an app uses them: a ``ClientApp`` with its mods, and ``Strategy.start`` over its nodes."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import dp_accounting as dpa
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
 from flwr.clientapp.mod import adaptiveclipping_mod, fixedclipping_mod
 from flwr.serverapp.strategy import FedAvg
 
-from privdd.core.validation import BadConfig
+from privdd.core.validation import BadConfig, check_integer, check_number
 
 Arrays = Sequence[np.ndarray]
-DEFAULT_DELTA = 1e-5
-EXAMPLES_KEY = "num-examples"
-
-
-def _silence_flower() -> None:
-    """Messages need a task to belong to, and each call logs several lines."""
-    from flwr.supercore.task_identity import TaskIdentity
-
-    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 0, 1
-    logging.getLogger("flwr").setLevel(logging.CRITICAL)
+DELTA = 1e-5
 
 
 def _array_record(arrays: Arrays) -> ArrayRecord:
     return ArrayRecord({str(at): Array(np.array(one)) for at, one in enumerate(arrays)})
 
 
-def _train_message(arrays: Arrays, config: Mapping[str, float] | None = None) -> Message:
-    parts: dict[str, Any] = {"arrays": _array_record(arrays)}
-    if config:
-        parts["config"] = ConfigRecord(dict(config))
-    return Message(content=RecordDict(parts), dst_node_id=1, message_type="train")
+class _Federation:
+    """An app of one process, its nodes, and the grid that a strategy sends its messages through."""
+
+    def __init__(self, mods: Sequence[Any]) -> None:
+        self.app, self.replies = ClientApp(mods=list(mods)), dict[int, tuple[Arrays, int]]()
+
+        @self.app.train()
+        def train(message: Message, context: Context) -> Message:
+            arrays, weight = self.replies[message.metadata.dst_node_id]
+            sent = {"arrays": _array_record(arrays), "metrics": MetricRecord({"num-examples": weight})}
+            return Message(content=RecordDict(sent), reply_to=message)
+
+    def get_node_ids(self) -> list[int]:
+        return list(self.replies)
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
+        return [self.send_message(message) for message in messages]
+
+    def send_message(self, message: Message) -> Message:
+        context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config={})
+        reply = self.app(message, context)
+        if reply.has_error():
+            raise ValueError(reply.error.reason)
+        return reply
 
 
-def _reply_message(to: Message, arrays: Arrays, weight: int) -> Message:
-    parts = RecordDict({"arrays": _array_record(arrays), "metrics": MetricRecord({EXAMPLES_KEY: weight})})
-    return Message(content=parts, reply_to=to)
+def _begin_run() -> None:
+    """Messages need a task that they belong to; in an app Flower sets it. Its log is several lines a call."""
+    from flwr.supercore.task_identity import TaskIdentity
 
-
-def _message_arrays(message: Message) -> list[np.ndarray]:
-    if message.has_error():
-        raise ValueError(message.error.reason)
-    return next(iter(message.content.array_records.values())).to_numpy_ndarrays()
+    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 0, 1
+    logging.getLogger("flwr").setLevel(logging.CRITICAL)
 
 
 def _construct_component(target: type, given: Mapping[str, Any]) -> Any:
@@ -57,93 +65,105 @@ def _construct_component(target: type, given: Mapping[str, Any]) -> Any:
 
 
 def adapt_local_dp(target: type, args: Mapping[str, Any], stated: Mapping[str, Any]) -> tuple[type, dict[str, Any]]:
-    """The mod between a server's zeros and a client's update. It states its epsilon and delta, one message at a time."""
-    _silence_flower()
+    """``ClientApp(mods=[LocalDpMod(...)])`` between a server's zeros and a client's update.
+
+    It states its epsilon and delta, one message at a time.
+    """
+    _begin_run()
     said = {key: stated[key] for key in ("epsilon", "delta") if key in stated}
-    given = {"delta": DEFAULT_DELTA, **said, **args}
+    given = {"delta": DELTA, **said, **args}
     _construct_component(target, given)
 
     class LocalDp:
         def __init__(self) -> None:
-            self.mod = target(**given)
+            self.federation = _Federation([target(**given)])
 
         def __call__(self, update: Arrays) -> list[np.ndarray]:
-            message = _train_message([np.zeros_like(a) for a in update])
-            return _message_arrays(self.mod(message, None, lambda m, c: _reply_message(m, update, 100)))
+            self.federation.replies[1] = (update, 100)
+            sent = RecordDict({"arrays": _array_record([np.zeros_like(one) for one in update])})
+            reply = self.federation.send_message(Message(content=sent, dst_node_id=1, message_type="train"))
+            return next(iter(reply.content.array_records.values())).to_numpy_ndarrays()
 
-    # the classical formula, noise = sensitivity sqrt(2 ln(1.25/delta)) / epsilon, is its noise multiplier
-    multiplier = float(np.sqrt(2 * np.log(1.25 / given["delta"])) / given["epsilon"])
-    return LocalDp, {"epsilon": given["epsilon"], "delta": given["delta"], "kind": "update", "relation": "zero_out",
-                     "noise_multiplier": multiplier}  # fmt: skip
-
-
-def _gaussian_statement(args: Mapping[str, Any], stated: Mapping[str, Any]) -> dict[str, Any]:
-    """The statement of a noise multiplier: that of the Gaussian mechanism, for one client zeroed."""
-    if "noise_multiplier" not in args:
-        raise BadConfig("args.noise_multiplier= is needed")
-    delta, z = float(stated.get("delta", DEFAULT_DELTA)), float(args["noise_multiplier"])
-    return {"epsilon": float(dpa.get_epsilon_gaussian(z, delta)), "delta": delta, "kind": "aggregate",
-            "relation": "zero_out", "noise_multiplier": z}  # fmt: skip
+    return LocalDp, {"epsilon": given["epsilon"], "delta": given["delta"], "kind": "update", "relation": "zero_out"}
 
 
-class _StrategyServer:
-    """A strategy over FedAvg, made for as many clients as first reply, or as its arguments say."""
+def _app_strategy() -> FedAvg:
+    """Every client of every round, as few as there are."""
+    return FedAvg(fraction_evaluate=0.0, min_train_nodes=1, min_evaluate_nodes=0, min_available_nodes=1)
 
-    def __init__(self, target: type, args: Mapping[str, Any]) -> None:
-        self.target, self.args, self.strategy, self.round = target, dict(args), None, 0
 
-    def aggregate_replies(self, replies: Sequence[Message], zeros: Arrays) -> list[np.ndarray]:
-        if self.strategy is None:
-            self.strategy = _construct_component(
-                self.target, {"num_sampled_clients": len(replies), **self.args, "strategy": FedAvg()}
-            )
-        strategy: Any = self.strategy
-        strategy.current_arrays = _array_record(zeros)
-        self.round += 1
-        arrays, _ = strategy.aggregate_train(self.round, list(replies))
-        if arrays is None:
-            raise ValueError("the strategy did not aggregate")
-        return arrays.to_numpy_ndarrays()
+def _make_accountant(clients: int, delta: float) -> Any:
+    """The accountant that Flower's strategies take from 1.42 on."""
+    from flwr import serverapp
+
+    if not hasattr(serverapp, "PrivacyConfig"):
+        raise BadConfig("args.accountant=true: Flower 1.42 or later is needed")
+    relation, sampling = serverapp.NeighboringRelation, serverapp.SamplingMethod
+    config = serverapp.PrivacyConfig(
+        target_delta=delta, population_size=clients, neighboring_relation=relation.ADD_OR_REMOVE_ONE,
+        sampling_method=sampling.NO_AMPLIFICATION,
+    )  # fmt: skip
+    return serverapp.RdpAccountant(config)
 
 
 def _adapt_strategy(
-    target: type, args: Mapping[str, Any], stated: Mapping[str, Any], clip: Any
+    target: type, args: Mapping[str, Any], stated: Mapping[str, Any], mods: Sequence[Any]
 ) -> tuple[type, dict[str, Any]]:
-    _silence_flower()
-    defaults = _gaussian_statement(args, stated)
+    """One round of ``Strategy.start``. args: of the strategy; accountant=true: Flower's own accountant counts along.
+
+    Its statement is what its accountant says after the round, else the Gaussian mechanism's for its noise multiplier, for
+    one client zeroed.
+    """
+    _begin_run()
+    if "noise_multiplier" not in args:
+        raise BadConfig("args.noise_multiplier= is needed")
+    check_number("args.noise_multiplier", args["noise_multiplier"])
+    clients = check_integer("args.clients", args.get("clients", 10), 1, most=1000)
+    delta, accounted = float(stated.get("delta", DELTA)), bool(args.get("accountant", False))
+    given = {name: value for name, value in args.items() if name not in ("accountant", "clients")}
 
     class Strategy:
         def __init__(self) -> None:
-            self.server = _StrategyServer(target, args)
+            self.federation, self.strategy, self.accountant = _Federation(mods), None, None
 
         def __call__(self, updates: Sequence[Arrays], weights: Sequence[int]) -> list[np.ndarray]:
-            zeros = [np.zeros_like(a) for a in updates[0]]
-            norm = getattr(self.server.strategy, "clipping_norm", None)
-            norm = norm if norm is not None else args.get("clipping_norm", args.get("initial_clipping_norm", 0.1))
-            replies = []
-            for update, weight in zip(updates, weights):
-                message = _train_message(zeros, {"clipping_norm": float(norm)})
-                reply = lambda m, c, update=update, weight=weight: _reply_message(m, update, weight)  # noqa: E731
-                replies.append(clip(message, None, reply) if clip else reply(message, None))
-            return self.server.aggregate_replies(replies, zeros)
+            if self.strategy is None:
+                named: dict[str, Any] = {"num_sampled_clients": len(updates), "strategy": _app_strategy()}
+                if accounted:
+                    self.accountant = named["accountant"] = _make_accountant(len(updates), delta)
+                self.strategy = _construct_component(target, {**named, **given})
+            self.federation.replies.clear()
+            self.federation.replies.update(enumerate(zip(updates, weights), 1))
+            zeros = _array_record([np.zeros_like(one) for one in updates[0]])
+            strategy: Any = self.strategy
+            made = strategy.start(grid=self.federation, initial_arrays=zeros, num_rounds=1, train_config=ConfigRecord())
+            if not made.arrays:
+                raise ValueError("the strategy did not aggregate")
+            return made.arrays.to_numpy_ndarrays()
 
-    return Strategy, defaults
+    first = Strategy()
+    first([[np.ones(4)] for _ in range(clients)], [100 for _ in range(clients)])
+    if first.accountant is None:
+        epsilon = float(dpa.get_epsilon_gaussian(float(args["noise_multiplier"]), delta))
+    else:
+        epsilon = float(first.accountant.get_privacy_spent().epsilon)
+    return Strategy, {"epsilon": epsilon, "delta": delta, "kind": "aggregate", "relation": "zero_out"}
 
 
 def adapt_server_side(target: type, args: Mapping[str, Any], stated: Mapping[str, Any]) -> tuple[type, dict[str, Any]]:
     """Fixed or adaptive clipping at the server."""
-    return _adapt_strategy(target, args, stated, None)
+    return _adapt_strategy(target, args, stated, ())
 
 
 def adapt_client_side_fixed(
     target: type, args: Mapping[str, Any], stated: Mapping[str, Any]
 ) -> tuple[type, dict[str, Any]]:
     """With Flower's ``fixedclipping_mod`` in every client."""
-    return _adapt_strategy(target, args, stated, fixedclipping_mod)
+    return _adapt_strategy(target, args, stated, (fixedclipping_mod,))
 
 
 def adapt_client_side_adaptive(
     target: type, args: Mapping[str, Any], stated: Mapping[str, Any]
 ) -> tuple[type, dict[str, Any]]:
     """With Flower's ``adaptiveclipping_mod`` in every client."""
-    return _adapt_strategy(target, args, stated, adaptiveclipping_mod)
+    return _adapt_strategy(target, args, stated, (adaptiveclipping_mod,))

@@ -1,284 +1,308 @@
-"""Components of Opacus, jax-privacy, NVFlare and pfl-research as callables on arrays; each library is imported when one of its components is called."""
+"""Components of NVFlare, pfl, jax-privacy, diffprivlib, OpenDP and PyDP, called as their documentation calls them.
+
+Each library is imported when one of its components is.
+"""
 
 from __future__ import annotations
 
 import copy
 import functools
 import logging
-import math
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import dp_accounting as dpa
 import numpy as np
-import torch
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
 
 from privdd.core.validation import BadConfig, check_integer, check_number
-from privdd.privacy.accounting import epsilon
 
-JAX_DELTA = 1e-5
-
-
-def adapt_clipped_sum(target: Any, args: Mapping[str, Any], stated: Mapping[str, Any]) -> tuple[type, dict[str, Any]]:
-    """``clipped_fun`` of the rows themselves, then ``matrix_factorization_privatizer`` with independent noise.
-
-    args: noise_multiplier (noise over the sensitivity that ``clipped_fun`` states for a row more or less), and arguments
-    of ``clipped_fun``. Raises BadConfig where the multiplier is missing.
-    """
-    if "noise_multiplier" not in args:
-        raise BadConfig("args.noise_multiplier= is needed")
-    z, delta = float(args["noise_multiplier"]), float(stated.get("delta", JAX_DELTA))
-    given = {"l2_clip_norm": 1.0, "keep_batch_dim": False, **{k: v for k, v in args.items() if k != "noise_multiplier"}}
-    said = {
-        "epsilon": epsilon(dpa.GaussianDpEvent(z), delta),
-        "delta": delta,
-        "kind": "records",
-        "relation": "add_remove",
-    }
-
-    release = functools.cache(
-        lambda: _compile_noised_sum(target, given, z)
-    )  # compiled once: it keeps nothing between calls
-
-    class Rows:
-        def __call__(self, x: np.ndarray) -> np.ndarray:
-            return release()(x)
-
-    return Rows, {**said, "noise_multiplier": z}
+DELTA = 1e-5
+Adapted = tuple[type, dict[str, Any]]
 
 
-def _compile_noised_sum(target: Any, given: Mapping[str, Any], z: float) -> Callable[[np.ndarray], np.ndarray]:
-    """One compiled function, with a key of its own for each call from the system's randomness."""
-    import jax
-    from jax_privacy.noise_addition import matrix_factorization_privatizer
-
-    clipped = target(lambda row: row, **given)
-    relation = dpa.NeighboringRelation.ADD_OR_REMOVE_ONE
-    std = z * float(clipped.sensitivity(relation))
-    one = np.eye(1)
-
-    def add_noise(x: Any, key: Any) -> Any:
-        privatizer = matrix_factorization_privatizer(one, stddev=std, prng_key=key)
-        total = clipped(x)
-        return privatizer.update(total, privatizer.init(total))[0]
-
-    compiled = jax.jit(add_noise)
-    return lambda x: np.asarray(compiled(x.astype(np.float32), jax.random.key(secrets.randbits(32))))
+def _number_argument(args: Mapping[str, Any], name: str) -> float:
+    if name not in args:
+        raise BadConfig(f"args.{name}= is needed")
+    check_number(f"args.{name}", args[name])
+    return float(args[name])
 
 
-SELECTION_EPSILON, RELEASE_EPSILON = 1.0, 1.0  # epsilon of the two phases, where none is given
+def _without(args: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    return {name: value for name, value in args.items() if name not in names}
 
 
-def adapt_sparse_vector(target: Any, args: Mapping[str, Any], stated: Mapping[str, Any]) -> tuple[type, dict[str, Any]]:
-    """``SVTPrivacy``: which numbers are sent is chosen by noised comparisons, and each of them gets Laplace noise.
+def _callable_class(make: Callable[[], Callable[..., Any]]) -> type:
+    """A class whose instances call what ``make`` returned to each of them."""
 
-    args: of the filter. It states for a call, by its own accountant, epsilon + epsilon_release at delta 0.
-    """
-    from nvflare.apis.dxo import DXO, DataKind
-    from nvflare.apis.fl_context import FLContext
-    from nvflare.apis.shareable import Shareable
-
-    logging.getLogger("nvflare").setLevel(logging.CRITICAL)
-    logging.getLogger(target.__name__).setLevel(logging.CRITICAL)
-    given = {"epsilon": SELECTION_EPSILON, "epsilon_release": RELEASE_EPSILON, **args}
-    total = float(given["epsilon"]) + float(given["epsilon_release"])
-    context = FLContext()
-
-    class Filtered:
-        def __init__(self) -> None:
-            self.filter = target(**given)
-            self.filter.logger.setLevel(logging.CRITICAL)
-
-        def __call__(self, update: list[np.ndarray]) -> list[np.ndarray]:
-            sent = DXO(DataKind.WEIGHT_DIFF, {str(at): part for at, part in enumerate(update)})
-            filtered = self.filter.process_dxo(sent, Shareable(), context)
-            return [filtered.data[str(at)] for at in range(len(update))]
-
-    return Filtered, {"epsilon": total, "delta": 0.0, "kind": "update", "relation": "zero_out"}
-
-
-OPACUS_DELTA = 1e-5
-GRADIENT_PARTS = 3  # arrays that a gradient is split into
-
-
-def _noise_multiplier_argument(args: Mapping[str, Any]) -> float:
-    if "noise_multiplier" not in args:
-        raise BadConfig("args.noise_multiplier= is needed")
-    check_number("args.noise_multiplier", args["noise_multiplier"])
-    return float(args["noise_multiplier"])
-
-
-def _stated_privacy(event: dpa.DpEvent, stated: Mapping[str, Any]) -> dict[str, Any]:
-    """Epsilon of an event by the exact accountant, for one row more or less."""
-    delta = float(stated.get("delta", OPACUS_DELTA))
-    return {"epsilon": epsilon(event, delta), "delta": delta, "kind": "records", "relation": "add_remove"}
-
-
-def _build_private_step(target: type, args: Mapping[str, Any]) -> Callable[[np.ndarray], list[np.ndarray]]:
-    """An optimizer of its own for each width: the rows as per-sample gradients -> what ``step`` would apply."""
-    made: dict[int, Any] = {}
-
-    def private_step(rows: np.ndarray) -> list[np.ndarray]:
-        widths = [len(part) for part in np.array_split(np.arange(rows.shape[1]), min(GRADIENT_PARTS, rows.shape[1]))]
-        if rows.shape[1] not in made:
-            parameters = [nn.Parameter(torch.zeros(width)) for width in widths]
-            given = {"expected_batch_size": 1, "loss_reduction": "sum", **args}
-            made[rows.shape[1]] = target(torch.optim.SGD(parameters, lr=1.0), **given)
-        optimizer = made[rows.shape[1]]
-        optimizer.zero_grad()
-        for parameter, part in zip(optimizer.params, torch.from_numpy(rows).float().split(widths, dim=1)):
-            parameter.grad_sample = part.contiguous()
-        optimizer.pre_step()
-        return [parameter.grad.numpy().copy() for parameter in optimizer.params]
-
-    return private_step
-
-
-def _rows_class(make: Callable[[], Callable[[np.ndarray], Any]]) -> type:
-    class Rows:
+    class Component:
         def __init__(self) -> None:
             self.f = make()
 
-        def __call__(self, x: np.ndarray) -> Any:
-            return self.f(x)
+        def __call__(self, *data: Any) -> Any:
+            return self.f(*data)
 
-    return Rows
-
-
-def adapt_dp_optimizer(target: type, args: Mapping[str, Any], stated: Mapping[str, Any]) -> tuple[type, dict[str, Any]]:
-    """``DPOptimizer``: one step on all rows, the Gaussian mechanism of its noise multiplier."""
-    z, given = _noise_multiplier_argument(args), {"max_grad_norm": 1.0, **args}
-    said = _stated_privacy(dpa.GaussianDpEvent(z), stated)
-    return _rows_class(lambda: _build_private_step(target, given)), {**said, "noise_multiplier": z}
+    return Component
 
 
-def adapt_per_layer_optimizer(
-    target: type, args: Mapping[str, Any], stated: Mapping[str, Any]
-) -> tuple[type, dict[str, Any]]:
-    """``DPPerLayerOptimizer`` with three layers, ``max_grad_norm`` each."""
-    each = float(args.get("max_grad_norm", 1.0))
-    return adapt_dp_optimizer(target, {**args, "max_grad_norm": [each] * GRADIENT_PARTS}, stated)
+def adapt_update_filter(target: Any, args: Mapping[str, Any], stated: Mapping[str, Any]) -> Adapted:
+    """NVFlare: ``Filter.process`` of an update of weights, as a client's chain of filters calls it.
 
-
-def adapt_adaclip_optimizer(
-    target: type, args: Mapping[str, Any], stated: Mapping[str, Any]
-) -> tuple[type, dict[str, Any]]:
-    """``AdaClipDPOptimizer``: the count of unclipped gradients is noised too, within the same noise multiplier."""
-    usual = {"target_unclipped_quantile": 0.5, "clipbound_learning_rate": 0.2, "max_clipbound": 1e8,
-             "min_clipbound": 1e-4, "unclipped_num_std": 2.0}  # fmt: skip
-    return adapt_dp_optimizer(target, {**usual, **args}, stated)
-
-
-def adapt_poisson_sampler(
-    target: type, args: Mapping[str, Any], stated: Mapping[str, Any]
-) -> tuple[type, dict[str, Any]]:
-    """One batch of ``UniformWithReplacementSampler``, then ``DPOptimizer``."""
-    from opacus.optimizers import DPOptimizer
-
-    z, q = _noise_multiplier_argument(args), float(args.get("sample_rate", 0.1))
-    said = _stated_privacy(dpa.PoissonSampledDpEvent(q, dpa.GaussianDpEvent(z)), stated)
-
-    def build_step() -> Callable[[np.ndarray], list[np.ndarray]]:
-        step = _build_private_step(
-            DPOptimizer, {"noise_multiplier": z, "max_grad_norm": float(args.get("max_grad_norm", 1.0))}
-        )
-
-        def sample_and_step(x: np.ndarray) -> list[np.ndarray]:
-            taken = next(iter(target(num_samples=len(x), sample_rate=q, steps=1)))
-            return step(x[taken])
-
-        return sample_and_step
-
-    return _rows_class(build_step), said
-
-
-def adapt_privacy_engine(
-    target: type, args: Mapping[str, Any], stated: Mapping[str, Any]
-) -> tuple[type, dict[str, Any]]:
-    """One epoch of the loader that ``PrivacyEngine`` prepares, every batch through ``DPOptimizer``.
-
-    args: noise_multiplier, max_grad_norm, batches of an epoch, poisson_sampling. Stated is what the engine's accountant
-    says after an epoch: Poisson sampling at rate 1 / batches, whichever loader was prepared.
+    args: of the filter; numbers: of the update that its accountant is asked about (default 20). It states what that says of
+    a call; a filter without an accountant states nothing of its own.
     """
-    from opacus.optimizers import DPOptimizer
+    from nvflare.apis.dxo import DXO, DataKind, from_shareable
+    from nvflare.apis.fl_context import FLContext
 
-    logging.getLogger("opacus").setLevel(logging.CRITICAL)
-    z, batches = _noise_multiplier_argument(args), check_integer("args.batches", args.get("batches", 20), 1, most=1000)
-    event = dpa.SelfComposedDpEvent(dpa.PoissonSampledDpEvent(1 / batches, dpa.GaussianDpEvent(z)), batches)
-    poisson = bool(args.get("poisson_sampling", True))
+    logging.getLogger("nvflare").setLevel(logging.CRITICAL)
+    logging.getLogger(target.__name__).setLevel(logging.CRITICAL)
+    numbers = check_integer("args.numbers", args.get("numbers", 20), 1, most=1_000_000)
+    given, context = _without(args, "numbers"), FLContext()
 
-    def build_epoch() -> Callable[[np.ndarray], np.ndarray]:
-        engine = target(accountant="rdp")
-        step = _build_private_step(
-            DPOptimizer, {"noise_multiplier": z, "max_grad_norm": float(args.get("max_grad_norm", 1.0))}
-        )
+    def make() -> Callable[[Sequence[np.ndarray]], list[np.ndarray]]:
+        component = target(**given)
+        component.logger.setLevel(logging.CRITICAL)
 
-        def run_epoch(x: np.ndarray) -> np.ndarray:
-            data = TensorDataset(torch.from_numpy(x).float())
-            loader = DataLoader(data, batch_size=max(1, math.ceil(len(x) / batches)), shuffle=True)
-            prepared = engine._prepare_data_loader(loader, distributed=False, poisson_sampling=poisson)
-            sent = [np.concatenate(step(batch.numpy().astype(np.float64))) for (batch,) in prepared]
-            return np.stack(sent)
+        def process(update: Sequence[np.ndarray]) -> list[np.ndarray]:
+            named = {str(at): part for at, part in enumerate(update)}
+            sent = from_shareable(component.process(DXO(DataKind.WEIGHT_DIFF, named).to_shareable(), context))
+            return [sent.data[name] for name in named]
 
-        return run_epoch
+        process.component = component  # type: ignore[attr-defined]
+        return process
 
-    return _rows_class(build_epoch), _stated_privacy(event, stated)
-
-
-PFL_DELTA = 1e-5
-
-
-def adapt_gaussian_mechanism(
-    target: Any, args: Mapping[str, Any], stated: Mapping[str, Any]
-) -> tuple[type, dict[str, Any]]:
-    """``GaussianMechanism.construct_single_iteration(clipping_bound, epsilon, delta)``; it keeps what these say.
-
-    args: clipping_bound (default 1), epsilon (needed), delta; with_metrics: the metrics that come with the update leave
-    the user too.
-    """
-    delta = float(args.get("delta", stated.get("delta", PFL_DELTA)))
-    bound, epsilon = float(args.get("clipping_bound", 1.0)), _epsilon_argument(args)
-    said = {"epsilon": epsilon, "delta": delta, "kind": "update", "relation": "zero_out"}
-    return _mechanism_class(lambda: target.construct_single_iteration(bound, epsilon, delta), args), said
+    said: dict[str, Any] = {"kind": "update", "relation": "zero_out"}
+    first: Any = make()
+    if hasattr(first.component, "get_privacy_spent"):
+        first([np.zeros(numbers)])
+        said |= {"epsilon": float(first.component.get_privacy_spent()), "delta": 0.0}
+    return _callable_class(make), said
 
 
-def adapt_laplace_mechanism(
-    target: Any, args: Mapping[str, Any], stated: Mapping[str, Any]
-) -> tuple[type, dict[str, Any]]:
-    """``LaplaceMechanism(clipping_bound, epsilon)``: clipped in L1, pure epsilon."""
-    bound, epsilon = float(args.get("clipping_bound", 1.0)), _epsilon_argument(args)
-    return _mechanism_class(lambda: target(bound, epsilon), args), {
-        "epsilon": epsilon, "delta": 0.0, "kind": "update", "relation": "zero_out",
-    }  # fmt: skip
+def adapt_statistics_cleanser(target: Any, args: Mapping[str, Any], stated: Mapping[str, Any]) -> Adapted:
+    """NVFlare: a cleanser's ``apply`` on the smallest and largest value of a column, its federated statistics. States nothing."""
+    logging.getLogger("nvflare").setLevel(logging.CRITICAL)
+
+    def make() -> Callable[[np.ndarray], dict[str, Any]]:
+        component = target(**args)
+        component.logger.setLevel(logging.CRITICAL)
+
+        def release(x: np.ndarray) -> dict[str, Any]:
+            column = x[:, 0]
+            values = {"min": {"set": {"column": float(column.min())}}, "max": {"set": {"column": float(column.max())}}}
+            return component.apply(values, "site")[0]
+
+        return release
+
+    return _callable_class(make), {"kind": "records", "relation": "add_remove"}
 
 
-def _epsilon_argument(args: Mapping[str, Any]) -> float:
-    if "epsilon" not in args:
-        raise BadConfig("args.epsilon= is needed")
-    return float(args["epsilon"])
+def _pfl_statistics(update: Sequence[np.ndarray]) -> Any:
+    from pfl.stats import MappedVectorStatistics
+
+    return MappedVectorStatistics({str(at): part for at, part in enumerate(update)}, weight=1)
 
 
-def _mechanism_class(make: Any, args: Mapping[str, Any]) -> type:
-    """The mechanism with pfl's numpy operations, a copy of its own for each transcript: making one looks for its noise
-    scale, which takes longer than thirty calls."""
+def _adapt_pfl_local(make: Callable[[], Any], args: Mapping[str, Any], said: Mapping[str, Any]) -> Adapted:
+    """A user's ``privatize``, with pfl's numpy operations; a copy of one mechanism for each transcript, since making one
+    looks for its noise scale, which takes longer than thirty calls."""
     from pfl.internal.ops import numpy_ops
     from pfl.internal.ops.selector import set_framework_module
-    from pfl.stats import MappedVectorStatistics
 
     set_framework_module(numpy_ops)
     told, first = bool(args.get("with_metrics", False)), functools.cache(make)
 
-    class Local:
-        def __init__(self) -> None:
-            self.mechanism = copy.deepcopy(first())
+    def privatize_copy() -> Callable[[Sequence[np.ndarray]], list[np.ndarray]]:
+        mechanism = copy.deepcopy(first())
 
-        def __call__(self, update: list[np.ndarray]) -> list[np.ndarray]:
-            given = MappedVectorStatistics({str(at): part for at, part in enumerate(update)}, weight=1)
-            released, metrics = self.mechanism.privatize(given)
+        def privatize(update: Sequence[np.ndarray]) -> list[np.ndarray]:
+            released, metrics = mechanism.privatize(_pfl_statistics(update))
             sent = [released[str(at)] for at in range(len(update))]
             return [*sent, np.array([value.overall_value for _, value in metrics])] if told else sent
 
-    return Local
+        return privatize
+
+    return _callable_class(privatize_copy), {"kind": "update", "relation": "zero_out", **said}
+
+
+def adapt_gaussian_mechanism(target: Any, args: Mapping[str, Any], stated: Mapping[str, Any]) -> Adapted:
+    """pfl: ``GaussianMechanism.construct_single_iteration(clipping_bound, epsilon, delta)``; it keeps what these say.
+
+    args: epsilon (needed), clipping_bound (default 1), delta; with_metrics: the metrics that come with the update leave the
+    user too; accountant=true: from ``PLDPrivacyAccountant`` instead, and ``postprocess_server`` on the sum over users.
+    """
+    bound, epsilon = float(args.get("clipping_bound", 1.0)), _number_argument(args, "epsilon")
+    delta = float(args.get("delta", stated.get("delta", DELTA)))
+    said = {"epsilon": epsilon, "delta": delta}
+    if not args.get("accountant", False):
+        return _adapt_pfl_local(lambda: target.construct_single_iteration(bound, epsilon, delta), args, said)
+    from pfl.privacy.privacy_accountant import PLDPrivacyAccountant
+    from pfl.privacy.privacy_mechanism import CentrallyAppliedPrivacyMechanism
+
+    accountant = PLDPrivacyAccountant(
+        num_compositions=1, sampling_probability=1.0, mechanism="gaussian", epsilon=epsilon, delta=delta
+    )
+    central = CentrallyAppliedPrivacyMechanism(target.from_privacy_accountant(accountant, bound))
+    return _adapt_pfl_central(lambda: central, said)
+
+
+def adapt_adaptive_clipping(target: Any, args: Mapping[str, Any], stated: Mapping[str, Any]) -> Adapted:
+    """pfl: ``AdaptiveClippingGaussianMechanism.construct_from_privacy_accountant``, one round; epsilon needed.
+
+    args: initial_clipping_bound, clipping_indicator_noise_stddev, adaptive_clipping_norm_quantile, log_space_step_size.
+    """
+    from pfl.privacy.privacy_accountant import PLDPrivacyAccountant
+
+    epsilon, delta = _number_argument(args, "epsilon"), float(args.get("delta", stated.get("delta", DELTA)))
+    accountant = PLDPrivacyAccountant(
+        num_compositions=1, sampling_probability=1.0, mechanism="gaussian", epsilon=epsilon, delta=delta
+    )
+    given = {
+        "initial_clipping_bound": 1.0, "clipping_indicator_noise_stddev": 5.0, "adaptive_clipping_norm_quantile": 0.5,
+        "log_space_step_size": 0.2, **_without(args, "epsilon", "delta"),
+    }  # fmt: skip
+    make = functools.partial(target.construct_from_privacy_accountant, accountant=accountant, **given)
+    return _adapt_pfl_central(make, {"epsilon": epsilon, "delta": delta})
+
+
+def _adapt_pfl_central(make: Callable[[], Any], said: Mapping[str, Any]) -> Adapted:
+    """Every user's ``postprocess_one_user``, pfl's sum of statistics, and ``postprocess_server``; each user weighs 1."""
+    from pfl.context import CentralContext, UserContext
+    from pfl.hyperparam import get_param_value
+    from pfl.internal.ops import numpy_ops
+    from pfl.internal.ops.selector import set_framework_module
+    from pfl.metrics import Metrics
+
+    set_framework_module(numpy_ops)
+
+    def begin_round() -> Callable[..., list[np.ndarray]]:
+        mechanism = make()
+
+        def release(updates: Sequence[Sequence[np.ndarray]], weights: Sequence[int]) -> list[np.ndarray]:
+            users = [
+                mechanism.postprocess_one_user(
+                    stats=_pfl_statistics(update),
+                    user_context=UserContext(num_datapoints=1, seed=secrets.randbits(31), user_id=str(at)),
+                )[0]
+                for at, update in enumerate(updates)
+            ]
+            central = CentralContext(
+                current_central_iteration=0, do_evaluation=False, cohort_size=len(users), population=None,
+                algorithm_params=None, model_train_params=None, seed=secrets.randbits(31),
+            )  # fmt: skip
+            total, _ = mechanism.postprocess_server(
+                stats=sum(users[1:], start=users[0]), central_context=central, aggregate_metrics=Metrics()
+            )
+            sent = [total[str(at)] for at in range(len(updates[0]))]
+            moved = getattr(mechanism, "mutable_clipping_bound", None)  # sent to the users of the next round
+            return sent if moved is None else [*sent, np.array(get_param_value(moved))]
+
+        return release
+
+    return _callable_class(begin_round), {"kind": "aggregate", "relation": "zero_out", **said}
+
+
+def adapt_laplace_mechanism(target: Any, args: Mapping[str, Any], stated: Mapping[str, Any]) -> Adapted:
+    """pfl: ``LaplaceMechanism(clipping_bound, epsilon)``: clipped in L1, pure epsilon."""
+    bound, epsilon = float(args.get("clipping_bound", 1.0)), _number_argument(args, "epsilon")
+    return _adapt_pfl_local(lambda: target(bound, epsilon), args, {"epsilon": epsilon, "delta": 0.0})
+
+
+def adapt_execution_plan(target: Any, args: Mapping[str, Any], stated: Mapping[str, Any]) -> Adapted:
+    """jax-privacy: a ``BandMFExecutionPlanConfig``'s plan: its batches, its clipped gradient and its noise, one step.
+
+    args: epsilon (needed), delta, sampling_prob and others of the configuration. Batches are padded to the size of the data,
+    so that each size is compiled once.
+    """
+    import jax
+    from jax_privacy.batch_selection import pad_to_multiple_of
+
+    epsilon, delta = _number_argument(args, "epsilon"), float(args.get("delta", stated.get("delta", DELTA)))
+    given = {"iterations": 1, "strategy": [1.0], **_without(args, "delta"), "epsilon": epsilon, "delta": delta}
+    plan = target(**given).plan
+    gradient, noise = plan.clipped_grad(lambda params, row: jax.numpy.vdot(params, row[0])), plan.noise_addition_transform
+    states: dict[int, Any] = {}  # of the noise, by the width of a row: each step goes on from the one before
+
+    @jax.jit
+    def step(x: Any, padding: Any, state: Any) -> Any:
+        return noise.update(gradient(jax.numpy.zeros(x.shape[1]), x, is_padding_example=padding), state)
+
+    def release(x: np.ndarray) -> np.ndarray:
+        width = x.shape[1]
+        if width not in states:
+            states[width] = noise.init(jax.numpy.zeros(width))
+        batch = next(iter(plan.batch_selection_strategy.batch_iterator(len(x))))
+        rows = pad_to_multiple_of(batch, len(x)) if len(batch) else np.full(len(x), -1)
+        released, states[width] = step(x[rows].astype(np.float32), rows < 0, states[width])
+        return np.asarray(released)
+
+    return _callable_class(lambda: release), {
+        "epsilon": epsilon, "delta": delta, "kind": "records", "relation": "zero_out",
+    }  # fmt: skip
+
+
+def adapt_clipped_sum(target: Any, args: Mapping[str, Any], stated: Mapping[str, Any]) -> Adapted:
+    """jax-privacy: ``clipped_fun`` of the rows themselves, then ``matrix_factorization_privatizer`` with independent noise.
+
+    args: noise_multiplier (needed), and arguments of ``clipped_fun``, whose sums are scaled to sensitivity 1. It states what
+    dp-accounting says of the Gaussian mechanism, for a row more or less.
+    """
+    import dp_accounting as dpa
+    import jax
+    from jax_privacy.noise_addition import matrix_factorization_privatizer
+
+    z, delta = _number_argument(args, "noise_multiplier"), float(stated.get("delta", DELTA))
+    usual = {"l2_clip_norm": 1.0, "rescale_to_unit_norm": True, "keep_batch_dim": False}
+    clipped = target(lambda row: row, **{**usual, **_without(args, "noise_multiplier")})
+
+    @jax.jit
+    def step(x: Any, key: Any) -> Any:
+        privatizer = matrix_factorization_privatizer(np.eye(1), stddev=z, prng_key=key)
+        total = clipped(x)
+        return privatizer.update(total, privatizer.init(total))[0]
+
+    def release(x: np.ndarray) -> np.ndarray:
+        return np.asarray(step(x.astype(np.float32), jax.random.key(secrets.randbits(32))))
+
+    return _callable_class(lambda: release), {
+        "epsilon": float(dpa.get_epsilon_gaussian(z, delta)), "delta": delta, "kind": "records", "relation": "add_remove",
+    }  # fmt: skip
+
+
+def adapt_statistics_tool(target: Any, args: Mapping[str, Any], stated: Mapping[str, Any]) -> Adapted:
+    """diffprivlib: a function of ``diffprivlib.tools`` on the first column, with the number of records public.
+
+    args: its keywords; bounds and range are pairs. It states its epsilon.
+    """
+    epsilon = _number_argument(args, "epsilon")
+    given = {name: tuple(value) if isinstance(value, list) else value for name, value in args.items()}
+    release = lambda x: target(x[:, 0], **given)  # noqa: E731
+    relation = "add_remove" if "histogram" in target.__name__ else "replace"
+    return _callable_class(lambda: release), {"epsilon": epsilon, "delta": 0.0, "kind": "records", "relation": relation}
+
+
+def adapt_measurement(target: Any, args: Mapping[str, Any], stated: Mapping[str, Any]) -> Adapted:
+    """OpenDP: a clamped sum of the first column through ``make_laplace``, its scale by ``binary_search_chain``.
+
+    args: epsilon (needed), lower and upper.
+    """
+    import opendp.prelude as opendp
+
+    opendp.enable_features("contrib")
+    epsilon, bounds = _number_argument(args, "epsilon"), (float(args.get("lower", 0.0)), float(args.get("upper", 1.0)))
+    space = opendp.vector_domain(opendp.atom_domain(T=float, nan=False)), opendp.symmetric_distance()
+    total = space >> opendp.t.then_clamp(bounds) >> opendp.t.then_sum()
+    chain = lambda scale: total >> target(*total.output_space, scale)  # noqa: E731
+    measurement = opendp.binary_search_chain(chain, d_in=1, d_out=epsilon)
+    release = lambda x: measurement([float(value) for value in x[:, 0]])  # noqa: E731
+    return _callable_class(lambda: release), {
+        "epsilon": epsilon, "delta": 0.0, "kind": "records", "relation": "add_remove",
+    }  # fmt: skip
+
+
+def adapt_aggregation(target: Any, args: Mapping[str, Any], stated: Mapping[str, Any]) -> Adapted:
+    """PyDP: ``quick_result`` of an algorithm on the first column. args: epsilon (needed), lower_bound and upper_bound."""
+    epsilon = _number_argument(args, "epsilon")
+    release = lambda x: target(dtype="float", **args).quick_result([float(value) for value in x[:, 0]])  # noqa: E731
+    return _callable_class(lambda: release), {
+        "epsilon": epsilon, "delta": 0.0, "kind": "records", "relation": "add_remove",
+    }  # fmt: skip
