@@ -219,7 +219,10 @@ def adapt_execution_plan(target: Any, args: Mapping[str, Any], stated: Mapping[s
     epsilon, delta = _number_argument(args, "epsilon"), float(args.get("delta", stated.get("delta", DELTA)))
     given = {"iterations": 1, "strategy": [1.0], **_without(args, "delta"), "epsilon": epsilon, "delta": delta}
     plan = target(**given).plan
-    gradient, noise = plan.clipped_grad(lambda params, row: jax.numpy.vdot(params, row[0])), plan.noise_addition_transform
+    gradient, noise = (
+        plan.clipped_grad(lambda params, row: jax.numpy.vdot(params, row[0])),
+        plan.noise_addition_transform,
+    )
     states: dict[int, Any] = {}  # of the noise, by the width of a row: each step goes on from the one before
 
     @jax.jit

@@ -61,7 +61,9 @@ class _Training:
 
     def __call__(self, x: np.ndarray) -> list[np.ndarray]:
         given, reduction = self.given, self.asked.get("loss_reduction", "mean")
-        model: Any = _Parts(x.shape[1], given["layers"]) if given["layers"] > 1 else nn.Linear(x.shape[1], 1, bias=False)
+        model: Any = (
+            _Parts(x.shape[1], given["layers"]) if given["layers"] > 1 else nn.Linear(x.shape[1], 1, bias=False)
+        )
         criterion = _ScoreLoss(reduction)
         optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
         data = TensorDataset(torch.from_numpy(x).float(), torch.zeros(len(x)))
