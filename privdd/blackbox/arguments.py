@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, get_args
 
-from privdd.blackbox.claim import Inputs, Kind, Law, Neighbours
+from privdd.blackbox.claim import Inputs, Kind, Law, Neighbours, Sampling
 from privdd.blackbox.inputs import InputShapes
 from privdd.blackbox.runner import CALLS, CONFIDENCE, SECONDS, Adapter, CheckRequest
 from privdd.blackbox.target import load_target
@@ -48,6 +48,9 @@ CHECK = Command(
         Key("stated.noise", read_word(*get_args(Law)), "", "gaussian or laplace: the law of the noise as declared, tested as well; stated.noise_std=S: its scale"),
         Key("stated.noise_std", read_number),
         Key("stated.noise_multiplier", read_number, "Z", "noise over sensitivity, declared: kappa is in its units"),
+        Key("stated.sampling", read_word(*get_args(Sampling)), "", "shuffled or balls_in_bins: how batches are formed, declared, with stated.batches=N of an epoch and stated.epochs=E"),
+        Key("stated.batches", read_count(1)),
+        Key("stated.epochs", read_count(1)),
         Key("stated.low_bits", read_truth, "true", "the statement is about the released floats, to the last bit"),
         Key("stated.tolerance", read_number, "0.05", "refuted only above (1 + tolerance) epsilon"),
         Key("input.shapes", read_literal, "[[4,3],[4]]", "inputs of this shape only; input.rows=[20,6] and input.clients=10 likewise"),

@@ -15,6 +15,8 @@ Kind = Literal["update", "aggregate", "records"]
 Neighbours = Literal["add_remove", "replace", "zero_out"]
 Law = Literal["gaussian", "laplace"]
 Inputs = Literal["finite", "any"]
+Sampling = Literal["shuffled", "balls_in_bins"]
+ACCOUNTED = {"shuffled": ("zero_out",), "balls_in_bins": ("zero_out", "add_remove")}  # relations of their accountant
 TINY = 1e-12  # takes the place of delta 0 where a noise law has no finite epsilon at 0
 
 
@@ -25,7 +27,8 @@ class CheckedClaim:
     kind: what the callable takes: update(list of arrays), aggregate(list of updates, list of weights) or
     records(array (n, d)). The record is the update, one client's update, or one row. zero_out: it becomes zeros.
     noise, noise_std: declared law and scale of the noise of every number, tested where given. noise_multiplier: noise
-    over sensitivity, declared; kappa is in its units, else in those of epsilon and delta. inputs: ``finite`` numbers
+    over sensitivity, declared; kappa is in its units, else in those of epsilon and delta. sampling, batches, epochs: how a
+    training that was declared so forms its batches, and how many an epoch has; with noise_multiplier. inputs: ``finite`` numbers
     only, or ``any`` floats. low_bits: whether the statement is about the numbers as released, to the last bit.
     tolerance: a statement is called refuted only above (1 + tolerance) epsilon; where the shift is known exactly, above
     (1 + tolerance / 5) epsilon.
@@ -39,6 +42,9 @@ class CheckedClaim:
     noise: Law | None = None
     noise_std: float | None = None
     noise_multiplier: float | None = None
+    sampling: Sampling | None = None
+    batches: int = 1
+    epochs: int = 1
     inputs: Inputs = "finite"
     low_bits: bool = False
     tolerance: float = 0.05
@@ -47,13 +53,22 @@ class CheckedClaim:
         _check_number("stated.epsilon", self.epsilon, 0 <= self.epsilon < math.inf, "a finite number from 0")
         _check_number("stated.delta", self.delta, 0 <= self.delta < 1, "a number in [0, 1)")
         _check_number("stated.tolerance", self.tolerance, 0 <= self.tolerance < 1, "a number in [0, 1)")
-        object.__setattr__(self, "calls", check_integer("calls", self.calls, 1, most=100_000))  # 12.0 is 12
+        for name, most in (("calls", 100_000), ("batches", 10**7), ("epochs", 10**5)):
+            object.__setattr__(self, name, check_integer(name, getattr(self, name), 1, most=most))  # 12.0 is 12
         for name, allowed in (("kind", Kind), ("relation", Neighbours), ("inputs", Inputs)):
             value = getattr(self, name)
             if value not in get_args(allowed):
                 raise BadConfig(f"{name}={value}: allowed are {', '.join(get_args(allowed))}")
         if self.noise not in (None, *get_args(Law)):
             raise BadConfig(f"stated.noise={self.noise}: allowed are {', '.join(get_args(Law))}")
+        if self.sampling not in (None, *get_args(Sampling)):
+            raise BadConfig(f"stated.sampling={self.sampling}: allowed are {', '.join(get_args(Sampling))}")
+        if self.sampling is not None and self.noise_multiplier is None:
+            raise BadConfig("stated.sampling= needs stated.noise_multiplier= (and stated.batches=, of an epoch)")
+        if self.sampling is not None and self.relation not in ACCOUNTED[self.sampling]:
+            raise BadConfig(
+                f"stated.sampling={self.sampling} is accounted under relation=zero_out, not {self.relation}"
+            )
         for name in ("noise_std", "noise_multiplier"):
             value = getattr(self, name)
             if value is not None:

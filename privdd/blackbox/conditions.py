@@ -13,13 +13,14 @@ from scipy import stats
 from attacks.epsilon import best_threshold, from_scores
 from attacks.low_bits import lowest_set_bits
 from attacks.statistics import shared_confidence
-from privdd.blackbox.claim import CheckedClaim
+from privdd.blackbox.claim import TINY, CheckedClaim
 from privdd.blackbox.identification_games import scaled_data
 from privdd.blackbox.inputs import InputShapes, NeighbouringInputs, neighbouring_pairs, with_nonfinite_number
 from privdd.blackbox.mechanism import BlackBox, Data, InputRefused
 from privdd.blackbox.noise_laws import noise_law
 from privdd.blackbox.transcripts import CallBudget, draw_transcripts
 from privdd.blackbox.verdict import SingleTestResult
+from privdd.privacy.shuffled_batches import bound_batch_epsilon
 
 CONDITION_CALLS = 30
 FAILED = 10  # calls on each side of a pair that was refused
@@ -129,6 +130,22 @@ def check_declared_noise(
         says = f"the noise of number {least} has standard deviation {std[least]:.4g}; {stated.noise_std:g} is declared"
         found.append(SingleTestResult("scale of the noise", outcome, says, strength="finite_sample"))
     return found
+
+
+def check_declared_batches(stated: CheckedClaim) -> list[SingleTestResult]:
+    """A row for batches that are no Poisson samples, as they are declared; none where nothing is. The mechanism is not called."""
+    if stated.sampling is None or stated.noise_multiplier is None:
+        return []
+    low, high = bound_batch_epsilon(
+        stated.noise_multiplier,
+        max(stated.delta, TINY),
+        batches=stated.batches,
+        epochs=stated.epochs,
+        sampling=stated.sampling,
+    )
+    says = f"of {stated.sampling.replace('_', ' ')} batches, {stated.batches} in each of {stated.epochs} epochs, epsilon is {low:.4g} to {high:.4g}"
+    outcome = "refuted" if low > stated.limit(exact=True) else "not refuted"
+    return [SingleTestResult("declared batches", outcome, says, low, "declared")]
 
 
 def _fourth_moment(law: str, residuals: np.ndarray) -> float:

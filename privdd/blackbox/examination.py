@@ -10,7 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from privdd.blackbox.conditions import check_declared_noise, check_failures, check_low_bits, check_nonfinite_inputs
+from privdd.blackbox.conditions import (
+    check_declared_batches,
+    check_declared_noise,
+    check_failures,
+    check_low_bits,
+    check_nonfinite_inputs,
+)
 from privdd.blackbox.distinguishers import bound_by_distinguishing
 from privdd.blackbox.exact import exact_shift_bound
 from privdd.blackbox.identification_games import scaled_data
@@ -88,6 +94,7 @@ class Examination(ReplayStage, IdentificationStages, UnevenNoiseStage, NoiseTail
                 self._add_certain(
                     "seeds", "two instances, made alike, add the same noise: whoever knows the code subtracts it"
                 )
+        self.result.looks += check_declared_batches(self.stated)
         self.result.looks += check_declared_noise(
             self.mechanism, self.stated, self.tried, self.clock, self.shares.next_confidence
         )

@@ -10,13 +10,14 @@ from typing import Any, Literal
 from privdd.blackbox.claim import CheckedClaim
 
 Outcome = Literal["refuted", "not refuted", "condition", "depends on the record", "not looked at"]
-Strength = Literal["finite_sample", "noise_law", "certain", ""]
+Strength = Literal["finite_sample", "noise_law", "declared", "certain", ""]
 SPENT = "the time was spent"  # how the note begins that says so
 CURSORY = "as closely as planned"  # how a note ends where a look was made on fewer transcripts
 MADE = "all tests that share the error probability were made"  # the same
 WORDS: dict[Strength, str] = {
     "finite_sample": "holds for any mechanism, at the stated confidence",
     "noise_law": "trusts the noise's law in its tails; the law was tested and not rejected",
+    "declared": "follows from the noise and the batches that are declared",
     "certain": "a fact about the calls made, without statistics",
     "": "",
 }
@@ -178,7 +179,7 @@ def conclude_check(name: str, stated: CheckedClaim, found: ExaminationResult, **
     free = [
         look.epsilon
         for look in found.looks
-        if look.strength != "noise_law" and look.outcome in ("refuted", "not refuted")
+        if look.strength not in ("noise_law", "declared") and look.outcome in ("refuted", "not refuted")
     ]
     certified = max(bounds, default=0.0), max(free, default=0.0)
     seen = found.kappa, found.about, found.law, found.worst, tuple(found.looks), tuple(found.notes)

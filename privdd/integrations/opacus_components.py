@@ -57,6 +57,7 @@ class _Training:
             **given,
         }
         self.asked = {"max_grad_norm": 1.0, **{name: v for name, v in given.items() if name not in OURS}}
+        self.batches = 0  # of an epoch
         self.engine = PrivacyEngine(accountant=self.given["accountant"])
 
     def __call__(self, x: np.ndarray) -> list[np.ndarray]:
@@ -71,7 +72,7 @@ class _Training:
         model, optimizer, *wrapped, loader = self.engine.make_private(
             module=model, optimizer=optimizer, criterion=criterion, data_loader=loader, **self.asked
         )
-        released: list[np.ndarray] = []
+        self.batches, released = len(loader), list[np.ndarray]()
         for rows, labels in loader:
             optimizer.zero_grad()
             (wrapped[0] if wrapped else criterion)(model(rows), labels).backward()
@@ -87,8 +88,9 @@ def adapt_privacy_engine(
 ) -> tuple[type, dict[str, Any]]:
     """``make_private``, and steps of the optimizer and the loader that it returns.
 
-    args: batch_size and shuffle of the loader, steps (0: an epoch), layers of the model, accountant (of the engine), keywords
-    of ``make_private``. It states what the engine says after the steps on ``records`` rows. Raises BadConfig.
+    args: batch_size and shuffle of the loader, steps (0: one epoch), layers of the model, accountant (of the engine), keywords
+    of ``make_private``. It states what the engine says after the steps on ``records`` rows; batches that are shuffled, and are
+    no Poisson samples, are declared as such. Raises BadConfig.
     """
     for name in ("records", "batch_size", "steps", "layers"):
         check_integer(f"args.{name}", args.get(name, 1), 0, most=10_000)
@@ -99,12 +101,20 @@ def adapt_privacy_engine(
     delta = float(stated.get("delta", DELTA))
     once = _Training(args)
     once(np.ones((once.given["records"], 4)))
-    said = {
+    said: dict[str, Any] = {
         "epsilon": float(once.engine.get_epsilon(delta)),
         "delta": delta,
         "kind": "records",
         "relation": "add_remove",
     }
+    if not once.asked.get("poisson_sampling", True):  # batches of a fixed size: how many records there are is public
+        said["relation"] = "zero_out"
+        if once.given["shuffle"]:
+            said |= {
+                "sampling": "shuffled",
+                "batches": once.batches,
+                "noise_multiplier": float(args["noise_multiplier"]),
+            }
 
     class Training(_Training):
         def __init__(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,12 @@ import pytest
 from privdd.auditing.method_contract import BrokenContract
 from privdd.blackbox.arguments import CHECK, check_request
 from privdd.blackbox.claim import CheckedClaim
-from privdd.blackbox.conditions import check_declared_noise, check_low_bits, check_nonfinite_inputs
+from privdd.blackbox.conditions import (
+    check_declared_batches,
+    check_declared_noise,
+    check_low_bits,
+    check_nonfinite_inputs,
+)
 from privdd.blackbox.identification_games import find_noiseless_number
 from privdd.blackbox.inputs import InputShapes
 from privdd.blackbox.mechanism import BlackBox
@@ -22,7 +28,8 @@ from privdd.blackbox.transcripts import BoundLevel, CallBudget
 from privdd.blackbox.verdict import KEEPS, Checked, SingleTestResult
 from privdd.check import main
 from privdd.core.validation import BadConfig
-from privdd.integrations.component_table import ROWS, format_component_page
+from privdd.integrations.component_table import ROWS, checked_cells, format_component_page, known_cells, missing_cells
+from privdd.reporting.export import write_markdown_page
 
 RNG = np.random.default_rng(20)
 CODE = """
@@ -140,6 +147,19 @@ def test_declared_noise_is_tested() -> None:
         assert [look.outcome for look in check_declared_noise(gaussian(4.0), stated, InputShapes(), clock, lambda: 0.999)] == outcomes
 
 
+def test_declared_batches_are_held_against_their_accountant() -> None:
+    """Ten shuffled batches at noise multiplier 1 cost 4.34 at least and 4.38 at most; as Poisson samples they would cost 2.4."""
+    for epsilon, outcome in ((2.4, "refuted"), (4.38, "not refuted")):
+        stated = CheckedClaim(epsilon, 1e-5, kind="records", noise_multiplier=1.0, sampling="shuffled", batches=10)
+        (look,) = check_declared_batches(stated)
+        assert look.outcome == outcome and 4.3 < look.epsilon < 4.38 and "10 in each of 1 epochs" in look.says
+    assert check_declared_batches(CheckedClaim(2.4, 1e-5, noise_multiplier=1.0)) == []
+    with pytest.raises(BadConfig, match="noise_multiplier"):
+        CheckedClaim(1.0, 1e-5, sampling="shuffled")
+    with pytest.raises(BadConfig, match="zero_out"):
+        CheckedClaim(1.0, 1e-5, noise_multiplier=1.0, sampling="shuffled", relation="replace")
+
+
 def test_constant_numbers_are_named_and_noised_ones_are_not() -> None:
     clock, rng = CallBudget(60, 10**6), np.random.default_rng(0)
     leaky = BlackBox(lambda: lambda update: [RNG.normal(size=2), float(np.linalg.norm(update[0]))], "update")
@@ -180,11 +200,29 @@ def test_a_method_that_breaks_its_contract_ends_in_status_2(monkeypatch: pytest.
         assert [*faults, last.split(": ")[1].split(" ")[0]] == said
 
 
-def test_every_row_of_the_table_has_its_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.metadata.version", lambda name: "1")  # some of the libraries are no extras of privdd
+def test_every_row_of_the_table_has_its_command_and_is_kept_while_that_and_the_version_are_the_same(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)  # most of the libraries are no extras of privdd
+    monkeypatch.setattr("importlib.metadata.version", lambda name: "1")
     result = Checked("m", CheckedClaim(1.0, 1e-5), KEEPS, 0.5, 0.2, 1.01, 1.0, "gaussian", "w", (SingleTestResult("a", "not refuted", "b"),), (), 0.99, 1, 1.0)
-    text = format_component_page([(row, result) for row in ROWS], "c")
-    assert all(row.check_command in text for row in ROWS) and text.count("keeps (nothing refutes it)") == len(ROWS)
-    assert len({row.what for row in ROWS}) >= 6
-    absent = format_component_page([(ROWS[0], None)], "c")
-    assert "not installed here" in absent and ROWS[0].check_command in absent and ROWS[0].library in absent
+    done = [checked_cells(row, result) for row in ROWS[:-1]] + [missing_cells(ROWS[-1])]
+    text, page = format_component_page(done, "c"), tmp_path / "page.md"
+    assert all(row.check_command in text for row in ROWS) and text.count("keeps (nothing refutes it)") == len(ROWS) - 1
+    assert known_cells(page, ROWS[0]) is None
+    write_markdown_page(page, text)
+    assert [known_cells(page, row) for row in ROWS] == [*done[:-1], None]  # the last was never checked
+    assert known_cells(page, replace(ROWS[0], seconds=1)) is None
+    monkeypatch.setattr("importlib.metadata.version", lambda name: "2")
+    assert known_cells(page, ROWS[0]) is None
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert known_cells(page, ROWS[0]) == done[0]
+
+
+def test_looks_that_were_not_made_leave_a_row_undecided_and_those_made_less_closely_do_not() -> None:
+    def with_note(note: str) -> Checked:
+        return Checked("m", CheckedClaim(1.0, 1e-5), KEEPS, 0.5, 0.2, None, None, "", "w", (), (note,), 0.99, 1, 1.0)
+
+    assert with_note("the time was spent before 'a' could be looked at everywhere").is_unfinished
+    assert not with_note("the time was spent before 'a' could be looked at as closely as planned").is_unfinished
+    assert "as closely as planned" in with_note("the time was spent before 'a' could be looked at as closely as planned").says
