@@ -136,7 +136,7 @@ COLUMNS = (
     "States",
     "kappa",
     "Certified (any / by law)",
-    "Exact",
+    "By law and shift",
     "Verdict",
     "Calls",
     "Command",
@@ -162,8 +162,8 @@ def checked_cells(row: ComponentRow, result: Checked) -> Cells:
     stated = f"({result.stated.epsilon:.3g}, {result.stated.delta:g}), {result.stated.relation}"
     kappa = "–" if result.kappa is None else f"{result.kappa:.3g}"
     bounds = f"{_bound_cell(result.certified_any)} / {_bound_cell(result.certified)}"
-    exact = f"{result.exact.epsilon:.4g}" if result.exact else "–"
-    said = (row.what, str(row.version), row.configuration, stated, kappa, bounds, exact, _verdict_cell(result),
+    about = "–" if result.about is None else f"{result.about:.4g}"
+    said = (row.what, str(row.version), row.configuration, stated, kappa, bounds, about, _verdict_cell(result),
             str(result.calls), row.check_command, result.worst or "")  # fmt: skip
     return dict(zip(COLUMNS, said))
 
@@ -185,8 +185,8 @@ def format_component_page(rows: Iterable[Cells], command: str) -> str:
         "*Keeps* means that nothing was found that refutes the statement in so many calls. States: epsilon and delta by the",
         "library's own accountant or argument, and which data are neighbours; where a library states none, 10 was put to it.",
         "kappa: the largest shift seen over the noise, in units of what is stated (1 = as stated). Certified: a lower bound on",
-        "epsilon at confidence 0.99, for any mechanism, and given the noise's law. Exact: epsilon by the noise's law, where that was",
-        "tested, and the largest shift, where replays under the same noise show it; above 1.01 times what is stated it refutes.",
+        "epsilon at confidence 0.99, for any mechanism, and given the noise's law. By law and shift: epsilon for the largest shift seen,",
+        "by the noise's law where that was tested.",
         "",
         f"Made by `{command}`; each row has its own command, and the inputs on which kappa was largest. A row is checked",
         "again when its command or the library's version changes, or when it was deleted from the table. The libraries are not",
