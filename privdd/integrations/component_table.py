@@ -168,9 +168,9 @@ def checked_cells(row: ComponentRow, result: Checked) -> Cells:
     return dict(zip(COLUMNS, said))
 
 
-def missing_cells(row: ComponentRow) -> Cells:
-    """A row whose library is not installed, and was not when the table was made."""
-    said = (row.what, row.library, row.configuration, "", "", "", "", "not checked here", "", row.check_command, "")
+def missing_cells(row: ComponentRow, why: str = "not checked here") -> Cells:
+    """A row that was not checked: its library is not installed, and was not when the table was made, or the check broke off."""
+    said = (row.what, row.library, row.configuration, "", "", "", "", why, "", row.check_command, "")
     return dict(zip(COLUMNS, said))
 
 

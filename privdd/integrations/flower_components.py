@@ -32,7 +32,7 @@ class _Federation:
         @self.app.train()
         def train(message: Message, context: Context) -> Message:
             arrays, weight = self.replies[message.metadata.dst_node_id]
-            sent = {"arrays": _array_record(arrays), "metrics": MetricRecord({"num-examples": weight})}
+            sent: dict[str, Any] = {"arrays": _array_record(arrays), "metrics": MetricRecord({"num-examples": weight})}
             return Message(content=RecordDict(sent), reply_to=message)
 
     def get_node_ids(self) -> list[int]:
@@ -109,7 +109,7 @@ def _make_accountant(clients: int, delta: float) -> Any:
 def _adapt_strategy(
     target: type, args: Mapping[str, Any], stated: Mapping[str, Any], mods: Sequence[Any]
 ) -> tuple[type, dict[str, Any]]:
-    """One round of ``Strategy.start``. args: of the strategy; accountant=true: Flower's own accountant counts along.
+    """One round of ``Strategy.start``. args: of the strategy; accountant=true: Flower's own accountant counts along, and all clients weigh the same.
 
     Its statement is what its accountant says after the round, else the Gaussian mechanism's for its noise multiplier, for
     one client zeroed.
@@ -133,7 +133,8 @@ def _adapt_strategy(
                     self.accountant = named["accountant"] = _make_accountant(len(updates), delta)
                 self.strategy = _construct_component(target, {**named, **given})
             self.federation.replies.clear()
-            self.federation.replies.update(enumerate(zip(updates, weights), 1))
+            told = [100 for _ in weights] if accounted else weights  # its accountant refuses others
+            self.federation.replies.update(enumerate(zip(updates, told), 1))
             zeros = _array_record([np.zeros_like(one) for one in updates[0]])
             strategy: Any = self.strategy
             made = strategy.start(grid=self.federation, initial_arrays=zeros, num_rounds=1, train_config=ConfigRecord())
