@@ -72,7 +72,7 @@ def adapt_update_filter(target: Any, args: Mapping[str, Any], stated: Mapping[st
 
     said: dict[str, Any] = {"kind": "update", "relation": "zero_out"}
     first: Any = make()
-    if hasattr(first.component, "get_privacy_spent"):
+    if hasattr(target, "get_privacy_spent"):
         first([np.zeros(numbers)])
         said |= {"epsilon": float(first.component.get_privacy_spent()), "delta": 0.0}
     return _callable_class(make), said
@@ -161,11 +161,14 @@ def adapt_adaptive_clipping(target: Any, args: Mapping[str, Any], stated: Mappin
         "log_space_step_size": 0.2, **_without(args, "epsilon", "delta"),
     }  # fmt: skip
     make = functools.partial(target.construct_from_privacy_accountant, accountant=accountant, **given)
-    return _adapt_pfl_central(make, {"epsilon": epsilon, "delta": delta})
+    return _adapt_pfl_central(make, {"epsilon": epsilon, "delta": delta}, adaptive=True)
 
 
-def _adapt_pfl_central(make: Callable[[], Any], said: Mapping[str, Any]) -> Adapted:
-    """Every user's ``postprocess_one_user``, pfl's sum of statistics, and ``postprocess_server``; each user weighs 1."""
+def _adapt_pfl_central(make: Callable[[], Any], said: Mapping[str, Any], adaptive: bool = False) -> Adapted:
+    """Every user's ``postprocess_one_user``, pfl's sum of statistics, and ``postprocess_server``; each user weighs 1.
+
+    adaptive: the next round's users are sent the clip that moved, which is thus released too.
+    """
     from pfl.context import CentralContext, UserContext
     from pfl.hyperparam import get_param_value
     from pfl.internal.ops import numpy_ops
@@ -193,8 +196,7 @@ def _adapt_pfl_central(make: Callable[[], Any], said: Mapping[str, Any]) -> Adap
                 stats=sum(users[1:], start=users[0]), central_context=central, aggregate_metrics=Metrics()
             )
             sent = [total[str(at)] for at in range(len(updates[0]))]
-            moved = getattr(mechanism, "mutable_clipping_bound", None)  # sent to the users of the next round
-            return sent if moved is None else [*sent, np.array(get_param_value(moved))]
+            return [*sent, np.array(get_param_value(mechanism.mutable_clipping_bound))] if adaptive else sent
 
         return release
 
