@@ -42,6 +42,7 @@ DEPTHS = (1000, 6000, 40_000)
 ALL_LEFT = 400_000
 SHARES = {DEPTHS[-1]: 0.25, ALL_LEFT: 0.8}  # of the time and the calls that are left
 USUAL = 0.15  # the share for other depths
+FIRST_LOOKS = 0.3  # the share for the first looks at the best pairs, together
 SLOW = 0.7  # the share for the best pair of a mechanism whose calls are too few for those
 LEARN = 20_000  # transcripts a side, at most; rare events show in many only
 KEEP = 12
@@ -119,11 +120,8 @@ class Examination(ReplayStage, IdentificationStages, UnevenNoiseStage, NoiseTail
         self._nearest = self._foremost = self.ranked[0].pair
         foremost = self.ranked[: 2 + len(self.shifted)]
         named = [one for one in rank_by_odds(self.ranked)[:2] if one.mixed and one not in foremost]
-        for one in [
-            *foremost,
-            *named,
-        ]:  # numbers rank pairs; a name that only the record brings may be rare beside them
-            self._bound_pair(one.pair, DEPTHS[0], self.stated_calls, "neighbours")
+        for one in (*foremost, *named):  # numbers rank pairs; a name that only the record brings may be rare beside them
+            self._bound_pair(one.pair, DEPTHS[0], self.stated_calls, "neighbours", FIRST_LOOKS / len(foremost + named))
 
     def _search_worst_directions(self) -> None:
         """Neighbours along the directions in which the decoders saw most."""
@@ -157,9 +155,10 @@ class Examination(ReplayStage, IdentificationStages, UnevenNoiseStage, NoiseTail
         if not self.result.is_refuted:
             self.examine_noise_tails()
         if not self.result.is_refuted:
+            self._search_worst_directions()
+        if not self.result.is_refuted:
             self._refine_slow_mechanism()
         if not self.result.is_refuted:
-            self._search_worst_directions()
             self._search_larger_data()
         for depth in DEPTHS[1:]:
             for one in self._pairs_worth_refining() if depth < DEPTHS[-1] else _best_by_size(self.ranked):
@@ -176,7 +175,7 @@ class Examination(ReplayStage, IdentificationStages, UnevenNoiseStage, NoiseTail
         return _rank_by_odds(self.ranked, 2) or self.ranked[:2]
 
     def _refine_slow_mechanism(self) -> None:
-        """Few calls, shared by many looks, refute nothing: one pair gets the larger part of what is left."""
+        """Few calls, shared by many looks, refute nothing: after a short look at the others, one pair gets the larger part."""
         inputs = self.stated_calls(self._foremost.present)
         try:
             enough = self._affordable_count(inputs, USUAL, 2 * DEPTHS[1]) >= 2 * DEPTHS[1]
@@ -184,6 +183,9 @@ class Examination(ReplayStage, IdentificationStages, UnevenNoiseStage, NoiseTail
             return
         if not enough:
             self._examine_embedded_call()  # while there are calls for it
+            for one in _best_by_size(self.ranked):
+                if id(one.pair) not in self._before and not self.result.is_refuted:
+                    self._bound_pair(one.pair, FEWEST, self.stated_calls, "neighbours")
             self._bound_pair(self._foremost, ALL_LEFT, self.stated_calls, "neighbours, most of what is left", SLOW)
 
     def _examine_embedded_call(self) -> None:
@@ -208,7 +210,7 @@ class Examination(ReplayStage, IdentificationStages, UnevenNoiseStage, NoiseTail
         self, pair: NeighbouringInputs, depth: int, around: Callable[[Data], list[Data]], share: float
     ) -> tuple[Sides, Sides] | None:
         """Transcripts to learn from and new ones to judge: those of earlier looks at the same pair are learned from too."""
-        count = self._affordable_count(around(pair.present), share, 2 * depth) // 2
+        count = self._affordable_count(around(pair.present), share, 2 * depth, 2 * FEWEST) // 2
         if count < FEWEST:
             return None
         same = around == self.stated_calls
@@ -243,7 +245,7 @@ class Examination(ReplayStage, IdentificationStages, UnevenNoiseStage, NoiseTail
             self.result.notes.append(f"{name}: refused with: {no}")
             return
         if sides is None:
-            self._note_skipped(name)
+            self._note_skipped(name, CURSORY if id(pair) in self._before else "everywhere")
             return
         self.calls_by_words[pair.says] = around(pair.present), around(pair.absent)
         sample = PairSample(*sides, pair.axis, self.shift_of(pair) if around == self.stated_calls else None)

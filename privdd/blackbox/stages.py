@@ -53,6 +53,7 @@ from privdd.blackbox.mechanism import BlackBox, Data, InputRefused
 from privdd.blackbox.noise_laws import (
     LEAST_SYMMETRIC_VALUES,
     NOT_REJECTED,
+    VALUES,
     fit_noise_frame,
     is_quiet,
     is_spherical,
@@ -75,6 +76,7 @@ from privdd.blackbox.verdict import SPENT, ExaminationResult, SingleTestResult, 
 from privdd.core.validation import BadConfig
 
 FEWEST = 100  # transcripts of an input: from fewer nothing is learned
+LARGEST_SHARE = 0.2  # of the time and the calls that are left, for the fewest transcripts of a look
 TIMED = 20  # transcripts by which the cost of one is told, where they are cheap
 AFTER = 6  # calls that may still tell what an earlier one left behind
 
@@ -165,15 +167,21 @@ class ExaminationState:
         if note not in self.result.notes:
             self.result.notes.append(note)
 
-    def _affordable_count(self, inputs: list[Data], share: float, wanted: int) -> int:
+    def _affordable_count(self, inputs: list[Data], share: float, wanted: int, fewest: int = 0) -> int:
+        """Transcripts that a share of what is left pays for, ``wanted`` at most; ``fewest``, from which on they tell something,
+        may take ``LARGEST_SHARE``."""
         for count in (2, TIMED):  # the first calls are slower than those that follow
             began = time.process_time()
             block = draw_transcripts(self.mechanism, inputs, count, self.clock)
             cost = (time.process_time() - began) / count
             if cost * TIMED > 0.005 * self.clock.seconds_left() or len(inputs) * TIMED > 0.001 * self.clock.calls:
                 break
-        calls = int(share * max(0, self.clock.calls - self.mechanism.calls) / len(inputs))
-        return min(calls, affordable_transcripts(cost, self.clock, share, wanted, block.rows[0].size))
+        calls, size = max(0, self.clock.calls - self.mechanism.calls) / len(inputs), block.rows[0].size
+        for part, most in ((share, wanted), (max(share, LARGEST_SHARE), fewest)):
+            found = min(int(part * calls), affordable_transcripts(cost, self.clock, part, most, size))
+            if found >= fewest:
+                break
+        return found
 
     def _add_fault(self, name: str, epsilon: float, strength: Strength, fault: str, inputs: str) -> None:
         """A look for one fault, which is said to be there only where the bound refutes the statement."""
@@ -235,7 +243,7 @@ class IdentificationStages(ExaminationState):
     def _examine_direction(
         self, name: str, game: DirectionGame, around: Callable[[Data], list[Data]], share: float
     ) -> None:
-        count = self._affordable_count(around(game.with_record(np.eye(game.dimensions)[0])), share, DIRECTIONS)
+        count = self._affordable_count(around(game.with_record(np.eye(game.dimensions)[0])), share, DIRECTIONS, FEWEST)
         if count < FEWEST:
             self._note_skipped(name)
             return
@@ -255,7 +263,7 @@ class IdentificationStages(ExaminationState):
     def _examine_hidden_call(self, game: DirectionGame) -> None:
         """One call among many of the same instance."""
         most = self._calls_per_instance(HIDDEN_CALLS)
-        count = self._affordable_count([game.without_record()] * most, SHARES[1], HIDDEN_GAMES)
+        count = self._affordable_count([game.without_record()] * most, SHARES[1], HIDDEN_GAMES, HIDDEN_CALLS)
         if count < HIDDEN_CALLS:  # as many transcripts as calls at least: the record comes in each place
             self._note_skipped("one call among many")
         else:
@@ -273,7 +281,8 @@ class IdentificationStages(ExaminationState):
         most = self._calls_per_instance(SERIES_CALLS)
         if most < FEWEST_SERIES_CALLS or self.result.is_refuted:
             return
-        count = self._affordable_count([game.without_record()], SHARES[1], RUNS * most) // RUNS
+        fewest = RUNS * FEWEST_SERIES_CALLS
+        count = self._affordable_count([game.without_record()], SHARES[1], RUNS * most, fewest) // RUNS
         if count < FEWEST_SERIES_CALLS:
             self._note_skipped(name)
         else:
@@ -329,7 +338,7 @@ class UnevenNoiseStage(ExaminationState):
         return alone and (self.mechanism.kind != "aggregate" or len(set(pair.present[1])) == 1)
 
     def _judge_pair(self, pair: NeighbouringInputs) -> None:
-        if self._affordable_count(self.stated_calls(pair.present), FIRST, 2 * FEW) < 2 * FEW:
+        if self._affordable_count(self.stated_calls(pair.present), FIRST, 2 * FEW, 2 * FEW) < 2 * FEW:
             self._note_skipped(NAME)
             return
         few = self._draw_pair(pair, FEW)
@@ -507,8 +516,12 @@ class NoiseTailStage(ExaminationState):
 
     def _examine_tails_of_pair(self, pair: NeighbouringInputs) -> None:
         inputs = self.stated_calls(pair.present)
-        count = self._affordable_count(inputs, TAIL_PILOT_SHARE, 2 * TAIL_PILOT_RELEASES) // 2
-        few = self._draw_pair(pair, max(count, 2))
+        fewest = min(TAIL_PILOT_RELEASES, -(-VALUES // (2 * len(pair.axis))))  # a side: fewer have no law
+        count = self._affordable_count(inputs, TAIL_PILOT_SHARE, 2 * TAIL_PILOT_RELEASES, 2 * fewest) // 2
+        if count < fewest:
+            self._note_skipped(TAIL_STAGE_NAME)
+            return
+        few = self._draw_pair(pair, count)
         first = tail_residuals(*few)
         if first is None or not (ends_early(first.pooled) or law_of_calls(*few) == "other"):
             return

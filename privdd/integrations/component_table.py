@@ -13,21 +13,29 @@ from pathlib import Path
 
 from privdd.blackbox.verdict import BREAKS, KEEPS, Checked
 
-SECONDS = 30  # of processor time for a row whose component takes less than a millisecond a call
-LONG = 60  # for the others
+SECONDS = 10  # of processor time for a row whose component takes a tenth of a millisecond a call
+MIDDLE, LONG = 20, 40  # half a millisecond, and the others
 STRATEGY = "flwr.serverapp.strategy:DifferentialPrivacy"
 LOCAL, ENGINE, ACCOUNTING = "flwr.clientapp.mod:LocalDpMod", "opacus:PrivacyEngine", "dp_accounting."
 PFL, JAX, NVFLARE, TOOLS, PYDP = (
     "pfl.privacy.", "jax_privacy.", "nvflare.app_common.", "diffprivlib.tools:", "pydp.algorithms.laplacian:"
 )  # fmt: skip
-CROWD = ("args.noise_multiplier=1", "args.clipping_norm=1", "input.clients=10", "input.shapes=[[20]]")
-ADAPTIVE = ("args.noise_multiplier=0.5", "args.clipped_count_stddev=1", "input.clients=10", "input.shapes=[[20]]")
+CROWD = ("args.noise_multiplier=1", "args.clipping_norm=1", "input.clients=3", "input.shapes=[[20]]")
+ADAPTIVE = ("args.noise_multiplier=0.5", "args.clipped_count_stddev=1", "input.clients=3", "input.shapes=[[20]]")
 SMALL = ("args.noise_multiplier=1", "input.rows=[40,50]")  # 40 records in batches of 2
 WHOLE = ("args.noise_multiplier=1", "args.loss_reduction=sum", "args.batch_size=64", "input.rows=[8,6]")  # one batch
 EPOCH = ("args.noise_multiplier=1", "args.loss_reduction=sum", "args.poisson_sampling=false", "args.steps=0",
          "args.batch_size=1", "args.records=10", "relation=zero_out", "input.rows=[10,4]")  # fmt: skip
 COLUMN = ("args.epsilon=1", "args.bounds=[0,1]", "input.rows=[20,1]")
-NONE_STATED = ("stated.epsilon=10", "stated.delta=1e-5")  # put to a component that states none
+NONE_STATED = ("stated.epsilon=5", "stated.delta=1e-5")  # put to a component that states none
+CLASSIC = "its noise is sqrt(2 ln(1.25 / delta)) / epsilon, which is proven for epsilon below 1 only"
+WEIGHTS = ("clients weigh what they say (num-examples), and the noise is sized for equal weights: one client may be nearly the "
+           "whole mean; with its accountant Flower refuses such weights")  # fmt: skip
+DIVISOR = ("the noise is divided by int(records x rate), which is 2 with 40 records and 1 with 39; where the number of records "
+           "is public, this does not count")  # fmt: skip
+FIXED = (
+    "the engine accounts for Poisson batches of this rate, and here each record is in one batch of an epoch for certain"
+)
 LIBRARIES = {  # package -> its name at the package index, where that is another one
     "jax_privacy": "jax-privacy", "pydp": "python-dp", "dp_accounting": "dp-accounting",
 }  # fmt: skip
@@ -35,13 +43,17 @@ LIBRARIES = {  # package -> its name at the package index, where that is another
 
 @dataclass(frozen=True)
 class ComponentRow:
-    """One component under check: arguments of ``privdd.check``, and the configuration in words."""
+    """One component under check: arguments of ``privdd.check``, and the configuration in words.
+
+    reason: why it does not keep what is stated, as read in the component's own code; empty where it does.
+    """
 
     mechanism: str
     what: str
     configuration: str
     given: tuple[str, ...] = ()
     seconds: int = SECONDS
+    reason: str = ""
 
     @property
     def library(self) -> str:
@@ -71,18 +83,18 @@ def _local(epsilon: str, sensitivity: str = "1") -> tuple[str, ...]:
 
 ROWS = (
     ComponentRow(LOCAL, "LocalDpMod in a ClientApp", "clip 1, sensitivity 1, epsilon 8", _local("8")),
-    ComponentRow(LOCAL, "LocalDpMod in a ClientApp", "clip 1, sensitivity 1, epsilon 10", _local("10")),
-    ComponentRow(LOCAL, "LocalDpMod in a ClientApp", "clip 1, sensitivity 1, epsilon 20", _local("20")),
-    ComponentRow(LOCAL, "LocalDpMod in a ClientApp", "clip 1, sensitivity 1e-4, epsilon 10", _local("10", "1e-4")),
-    ComponentRow(f"{STRATEGY}ServerSideFixedClipping", "Server-side fixed clipping over FedAvg, start()", "10 clients, any weights", CROWD, LONG),
+    ComponentRow(LOCAL, "LocalDpMod in a ClientApp", "clip 1, sensitivity 1, epsilon 10", _local("10"), reason=CLASSIC),
+    ComponentRow(LOCAL, "LocalDpMod in a ClientApp", "clip 1, sensitivity 1, epsilon 20", _local("20"), reason=CLASSIC),
+    ComponentRow(LOCAL, "LocalDpMod in a ClientApp", "clip 1, sensitivity 1e-4, epsilon 10", _local("10", "1e-4"), reason="the noise is for the sensitivity that is given, which nothing holds against the clip of 1"),
+    ComponentRow(f"{STRATEGY}ServerSideFixedClipping", "Server-side fixed clipping over FedAvg, start()", "3 clients, any weights", CROWD, LONG, reason=WEIGHTS),
     ComponentRow(f"{STRATEGY}ServerSideFixedClipping", "the same with Flower's RdpAccountant", "3 clients, which must have equal weights",
         ("args.noise_multiplier=1", "args.clipping_norm=1", "args.accountant=true", "args.clients=3", "input.clients=3",
          "input.shapes=[[20]]"), LONG),
-    ComponentRow(f"{STRATEGY}ClientSideFixedClipping", "Client-side fixed clipping with its mod, start()", "10 clients, any weights", CROWD, LONG),
-    ComponentRow(f"{STRATEGY}ServerSideAdaptiveClipping", "Server-side adaptive clipping over FedAvg, start()", "10 clients, any weights", ADAPTIVE, LONG),
-    ComponentRow(f"{STRATEGY}ClientSideAdaptiveClipping", "Client-side adaptive clipping with its mod, start()", "10 clients, any weights", ADAPTIVE, LONG),
-    ComponentRow(ENGINE, "make_private, as it comes (PRV accountant)", "40 records, batches of 2, one step", SMALL, LONG),
-    ComponentRow(ENGINE, "make_private with the RDP accountant", "40 records, batches of 2, one step", (*SMALL, "args.accountant=rdp"), LONG),
+    ComponentRow(f"{STRATEGY}ClientSideFixedClipping", "Client-side fixed clipping with its mod, start()", "3 clients, any weights", CROWD, LONG, reason=WEIGHTS),
+    ComponentRow(f"{STRATEGY}ServerSideAdaptiveClipping", "Server-side adaptive clipping over FedAvg, start()", "3 clients, any weights", ADAPTIVE, LONG, reason=WEIGHTS),
+    ComponentRow(f"{STRATEGY}ClientSideAdaptiveClipping", "Client-side adaptive clipping with its mod, start()", "3 clients, any weights", ADAPTIVE, LONG, reason=WEIGHTS),
+    ComponentRow(ENGINE, "make_private, as it comes (PRV accountant)", "40 records, batches of 2, one step", SMALL, LONG, reason=DIVISOR),
+    ComponentRow(ENGINE, "make_private with the RDP accountant", "40 records, batches of 2, one step", (*SMALL, "args.accountant=rdp"), LONG, reason=DIVISOR),
     ComponentRow(ENGINE, "make_private", "loss_reduction=sum, 40 records, batches of 2, one step", (*SMALL, "args.loss_reduction=sum"), LONG),
     ComponentRow(ENGINE, "make_private", "loss_reduction=sum, all records in the batch", WHOLE, LONG),
     ComponentRow(ENGINE, "make_private, per-layer clipping", "three layers, clip 1 each, sum, all records",
@@ -92,37 +104,37 @@ ROWS = (
     ComponentRow(ENGINE, "make_private, adaptive clipping", "sum, all records, 3 steps, count noise 2",
         (*WHOLE, "args.clipping=adaptive", "args.target_unclipped_quantile=0.5", "args.clipbound_learning_rate=0.2",
          "args.max_clipbound=10", "args.min_clipbound=0.1", "args.unclipped_num_std=2", "args.steps=3"), LONG),
-    ComponentRow(ENGINE, "make_private, poisson_sampling=False", "loader in order, an epoch of 10 batches, sum", EPOCH, LONG),
+    ComponentRow(ENGINE, "make_private, poisson_sampling=False", "loader in order, an epoch of 10 batches, sum", EPOCH, LONG, reason=FIXED),
     ComponentRow(ENGINE, "make_private, poisson_sampling=False", "shuffled loader, an epoch of 10 batches, sum",
-        (*EPOCH, "args.shuffle=true"), LONG),
+        (*EPOCH, "args.shuffle=true"), LONG, reason=FIXED),
     ComponentRow(f"{ACCOUNTING}pld:PLDAccountant", "PLDAccountant, REPLACE_ONE", "with make_private, sum, all records",
         ("args.noise_multiplier=2", "args.relation=REPLACE_ONE", "input.rows=[8,6]"), LONG),
     ComponentRow(f"{ACCOUNTING}rdp:RdpAccountant", "RdpAccountant, REPLACE_ONE", "with make_private, sum, all records",
-        ("args.noise_multiplier=2", "args.relation=REPLACE_ONE", "input.rows=[8,6]"), LONG),
+        ("args.noise_multiplier=2", "args.relation=REPLACE_ONE", "input.rows=[8,6]"), LONG, reason="it takes noise over the norm of a record, as GaussianDpEvent has it, for noise over the shift, which is twice that norm where a record is replaced; the PLD accountant doubles it"),
     ComponentRow(f"{JAX}experimental.execution_plan:BandMFExecutionPlanConfig", "execution plan: sampler, clipped gradient, noise",
-        "one step, rate 0.5, its zero-out relation", ("args.epsilon=2", "args.sampling_prob=0.5", "input.rows=[20,6]"), LONG),
+        "one step, rate 0.5, its zero-out relation", ("args.noise_multiplier=1", "args.sampling_prob=0.5", "input.rows=[20,6]"), MIDDLE),
     ComponentRow(f"{JAX}clipping:clipped_fun", "clipped_fun with matrix_factorization_privatizer", "clip 1, independent noise, one sum",
-        ("args.noise_multiplier=1", "input.rows=[20,6]"), LONG),
+        ("args.noise_multiplier=1", "input.rows=[20,6]"), MIDDLE),
     ComponentRow(f"{PFL}gaussian_mechanism:GaussianMechanism", "GaussianMechanism.privatize", "clip 1, the update alone", ("args.epsilon=2",)),
     ComponentRow(f"{PFL}gaussian_mechanism:GaussianMechanism", "GaussianMechanism.privatize", "the same, and the metrics that come with it",
-        ("args.epsilon=2", "args.with_metrics=true")),
+        ("args.epsilon=2", "args.with_metrics=true"), reason="the norm before the clip is among them, without noise; they must stay with the user"),
     ComponentRow(f"{PFL}gaussian_mechanism:GaussianMechanism", "GaussianMechanism from PLDPrivacyAccountant, central",
-        "3 users of weight 1", ("args.epsilon=2", "args.accountant=true", "input.clients=3", "input.shapes=[[20]]"), LONG),
+        "3 users of weight 1", ("args.epsilon=2", "args.accountant=true", "input.clients=3", "input.shapes=[[20]]"), MIDDLE),
     ComponentRow(f"{PFL}adaptive_clipping:AdaptiveClippingGaussianMechanism", "AdaptiveClippingGaussianMechanism",
-        "3 users, one round", ("args.epsilon=2", "input.clients=3", "input.shapes=[[20]]"), LONG),
+        "3 users, one round", ("args.epsilon=2", "input.clients=3", "input.shapes=[[20]]"), MIDDLE),
     ComponentRow(f"{PFL}laplace_mechanism:LaplaceMechanism", "LaplaceMechanism.privatize", "clip 1 in L1", ("args.epsilon=2",)),
     ComponentRow(f"{NVFLARE}filters.svt_privacy:SVTPrivacy", "SVTPrivacy", "as it comes, 20 numbers", ("input.shapes=[[20]]",)),
     ComponentRow(f"{NVFLARE}filters.svt_privacy:SVTPrivacy", "SVTPrivacy", "gamma 1, tau 0.1, epsilon 1 and 1, 20 numbers",
         ("args.gamma=1", "args.tau=0.1", "args.epsilon_release=1", "args.epsilon=1", "input.shapes=[[20]]")),
-    ComponentRow(f"{NVFLARE}filters.percentile_privacy:PercentilePrivacy", "PercentilePrivacy", "as it comes; it states no epsilon", NONE_STATED),
+    ComponentRow(f"{NVFLARE}filters.percentile_privacy:PercentilePrivacy", "PercentilePrivacy", "as it comes; it states no epsilon", NONE_STATED, reason="it clips and drops small numbers, and adds no noise"),
     ComponentRow(f"{NVFLARE}statistics.min_max_cleanser:AddNoiseToMinMax", "AddNoiseToMinMax", "0.1 to 0.3; it states no epsilon",
-        ("args.min_noise_level=0.1", "args.max_noise_level=0.3", *NONE_STATED)),
+        ("args.min_noise_level=0.1", "args.max_noise_level=0.3", *NONE_STATED), reason="its noise is a share of the value between two bounds: values that differ enough are never mistaken"),
     ComponentRow(f"{TOOLS}mean", "tools.mean", "bounds 0 and 1, 20 records", COLUMN),
     ComponentRow(f"{TOOLS}var", "tools.var", "bounds 0 and 1, 20 records", COLUMN),
     ComponentRow(f"{TOOLS}median", "tools.median", "bounds 0 and 1, 20 records", COLUMN),
     ComponentRow(f"{TOOLS}histogram", "tools.histogram", "4 bins, range 0 to 1",
         ("args.epsilon=1", "args.bins=4", "args.range=[0,1]", "input.rows=[20,1]")),
-    ComponentRow(f"{TOOLS}histogram", "tools.histogram", "as it comes: no range (it warns)", ("args.epsilon=1", "input.rows=[20,1]")),
+    ComponentRow(f"{TOOLS}histogram", "tools.histogram", "as it comes: no range (it warns)", ("args.epsilon=1", "input.rows=[20,1]"), reason="the edges of its bins are the smallest and the largest value of the data, as its warning says"),
     ComponentRow("opendp.measurements:make_laplace", "make_laplace on a clamped sum", "bounds 0 and 1",
         ("args.epsilon=1", "input.rows=[20,1]")),
     ComponentRow(f"{PYDP}BoundedSum", "BoundedSum", "bounds 0 and 1", ("args.epsilon=1", "args.lower_bound=0", "args.upper_bound=1", "input.rows=[20,1]")),
@@ -138,6 +150,8 @@ COLUMNS = (
     "Certified (any / by law)",
     "By law and shift",
     "Verdict",
+    "Shown by",
+    "Reason",
     "Calls",
     "Command",
     "kappa on",
@@ -154,7 +168,8 @@ def known_cells(page: Path, row: ComponentRow) -> Cells | None:
         return None
     with table.open(newline="", encoding="utf-8") as file:
         found = [cells for cells in csv.DictReader(file) if cells.get("Command") == row.check_command]
-    return next((cells for cells in found if row.version in (None, cells.get("Version"))), None)
+    known = (cells for cells in found if row.version in (None, cells.get("Version")) and set(cells) == set(COLUMNS))
+    return next((cells | _reason_cell(row, cells["Verdict"]) for cells in known), None)
 
 
 def checked_cells(row: ComponentRow, result: Checked) -> Cells:
@@ -162,15 +177,18 @@ def checked_cells(row: ComponentRow, result: Checked) -> Cells:
     stated = f"({result.stated.epsilon:.3g}, {result.stated.delta:g}), {result.stated.relation}"
     kappa = "–" if result.kappa is None else f"{result.kappa:.3g}"
     bounds = f"{_bound_cell(result.certified_any)} / {_bound_cell(result.certified)}"
-    about = "–" if result.about is None else f"{result.about:.4g}"
-    said = (row.what, str(row.version), row.configuration, stated, kappa, bounds, about, _verdict_cell(result),
+    exact = "–" if result.exact is None else f"{result.exact.epsilon:.4g}"
+    refuting = [look for look in result.looks if look.outcome == "refuted"]
+    shown = max(refuting, key=lambda look: look.epsilon).says if refuting else ""
+    verdict = _verdict_cell(result)
+    said = (row.what, str(row.version), row.configuration, stated, kappa, bounds, exact, verdict, shown, "",
             str(result.calls), row.check_command, result.worst or "")  # fmt: skip
-    return dict(zip(COLUMNS, said))
+    return dict(zip(COLUMNS, said)) | _reason_cell(row, verdict)
 
 
 def missing_cells(row: ComponentRow, why: str = "not checked here") -> Cells:
     """A row that was not checked: its library is not installed, and was not when the table was made, or the check broke off."""
-    said = (row.what, row.library, row.configuration, "", "", "", "", why, "", row.check_command, "")
+    said = (row.what, row.library, row.configuration, "", "", "", "", why, "", "", "", row.check_command, "")
     return dict(zip(COLUMNS, said))
 
 
@@ -183,7 +201,7 @@ def format_component_page(rows: Iterable[Cells], command: str) -> str:
         "through `make_private`, Flower through `ClientApp` and `Strategy.start`, NVFlare through `Filter.process`. No adapter",
         "repeats a part of what it judges. A configuration is judged, not a project: another one may keep what this one does not.",
         "*Keeps* means that nothing was found that refutes the statement in so many calls. States: epsilon and delta by the",
-        "library's own accountant or argument, and which data are neighbours; where a library states none, 10 was put to it.",
+        "library's own accountant or argument, and which data are neighbours; where a library states none, 5 was put to it.",
         "kappa: the largest shift seen over the noise, in units of what is stated (1 = as stated). Certified: a lower bound on",
         "epsilon at confidence 0.99, for any mechanism, and given the noise's law. By law and shift: epsilon for the largest shift seen,",
         "by the noise's law where that was tested.",
@@ -199,6 +217,10 @@ def format_component_page(rows: Iterable[Cells], command: str) -> str:
         values = {**cells, "Command": f"`{cells['Command']}`"}
         lines.append("| " + " | ".join(values[name].replace("|", "\\|") for name in COLUMNS) + " |")
     return "\n".join([*lines, ""])
+
+
+def _reason_cell(row: ComponentRow, verdict: str) -> dict[str, str]:
+    return {"Reason": row.reason if verdict == VERDICTS[BREAKS] else ""}
 
 
 def _verdict_cell(result: Checked) -> str:

@@ -212,15 +212,18 @@ def adapt_laplace_mechanism(target: Any, args: Mapping[str, Any], stated: Mappin
 def adapt_execution_plan(target: Any, args: Mapping[str, Any], stated: Mapping[str, Any]) -> Adapted:
     """jax-privacy: a ``BandMFExecutionPlanConfig``'s plan: its batches, its clipped gradient and its noise, one step.
 
-    args: epsilon (needed), delta, sampling_prob and others of the configuration. Batches are padded to the size of the data,
-    so that each size is compiled once.
+    args: noise_multiplier (needed; looking for that of an epsilon takes half a minute), sampling_prob and others of the
+    configuration. It states what the configuration's accountant says of the plan's event. Batches are padded to the size of
+    the data, so that each size is compiled once.
     """
     import jax
     from jax_privacy.batch_selection import pad_to_multiple_of
 
-    epsilon, delta = _number_argument(args, "epsilon"), float(args.get("delta", stated.get("delta", DELTA)))
-    given = {"iterations": 1, "strategy": [1.0], **_without(args, "delta"), "epsilon": epsilon, "delta": delta}
-    plan = target(**given).plan
+    z, delta = _number_argument(args, "noise_multiplier"), float(stated.get("delta", DELTA))
+    usual = {"iterations": 1, "strategy": [1.0], "epsilon": None, "delta": None}
+    config = target(**{**usual, **args, "noise_multiplier": z})
+    plan, accountant = config.plan, copy.deepcopy(config.accountant)
+    epsilon = float(accountant.compose(plan.dp_event).get_epsilon(delta))
     gradient, noise = (
         plan.clipped_grad(lambda params, row: jax.numpy.vdot(params, row[0])),
         plan.noise_addition_transform,

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
+import csv
 import importlib
 import math
 from pathlib import Path
 
+import dp_accounting as dpa
 import numpy as np
 import pytest
 from scipy import stats
@@ -89,6 +91,16 @@ def test_other_classes_are_left_alone_and_the_table_leads_somewhere() -> None:
         assert row.mechanism.rpartition(":")[2] in COMPONENT_ADAPTERS and row.library in COMPONENT_LIBRARIES
     assert len({row.check_command for row in ROWS}) == len(ROWS) >= 24
     assert max(row.seconds for row in ROWS) <= 60
+
+
+def test_the_table_that_is_shipped_decides_every_row_and_says_why_one_does_not_keep() -> None:
+    with (FOLDER.parents[1] / "docs/data/components-1.csv").open(newline="", encoding="utf-8") as file:
+        table = list(csv.DictReader(file))
+    assert [cells["Command"] for cells in table] == [row.check_command for row in ROWS]
+    for cells, row in zip(table, ROWS):
+        assert cells["Verdict"].startswith(("does not keep", "keeps", "under conditions")) and cells["Version"] != row.library
+        assert (cells["Verdict"] == "does not keep") == bool(row.reason), cells["Component"]
+        assert cells["Reason"] == row.reason and bool(cells["Shown by"]) == bool(row.reason)
 
 
 def made(target: str, args: dict, stated: dict | None = None):
@@ -191,11 +203,12 @@ def test_jax_privacy_clips_rows_sums_and_adds_its_noise() -> None:
 
 
 def test_jax_privacys_plan_samples_at_its_rate() -> None:
-    args = {"epsilon": 10.0, "sampling_prob": 0.25}
+    args = {"noise_multiplier": 0.5, "sampling_prob": 0.25}
     f, said = made("jax_privacy.experimental.execution_plan:BandMFExecutionPlanConfig", args)
     released = np.array([f()(np.full((1, 2), 9.0))[0] for _ in range(2000)])
     assert released.mean() == pytest.approx(0.25 / math.sqrt(2), abs=0.05) and len(np.unique(released)) == 2000
-    assert said["epsilon"] == 10.0
+    of_the_whole = dpa.get_epsilon_gaussian(0.5, said["delta"] / 0.25)  # amplification by sampling, exact for one step
+    assert said["epsilon"] == pytest.approx(math.log1p(0.25 * math.expm1(of_the_whole)), rel=1e-2)
 
 
 PFL = "pfl.privacy."
