@@ -120,7 +120,10 @@ class Examination(ReplayStage, IdentificationStages, UnevenNoiseStage, NoiseTail
         self._nearest = self._foremost = self.ranked[0].pair
         foremost = self.ranked[: 2 + len(self.shifted)]
         named = [one for one in rank_by_odds(self.ranked)[:2] if one.mixed and one not in foremost]
-        for one in (*foremost, *named):  # numbers rank pairs; a name that only the record brings may be rare beside them
+        for one in (
+            *foremost,
+            *named,
+        ):  # numbers rank pairs; a name that only the record brings may be rare beside them
             self._bound_pair(one.pair, DEPTHS[0], self.stated_calls, "neighbours", FIRST_LOOKS / len(foremost + named))
 
     def _search_worst_directions(self) -> None:
