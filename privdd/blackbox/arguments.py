@@ -37,7 +37,7 @@ CHECK = Command(
     "Is the stated epsilon true? Calls the mechanism on neighbouring inputs and looks for what refutes it.\n"
     "Exit status: 0 not refuted, 2 refuted, 3 a limit of the policy is broken or not decided, 1 error.",
     (
-        Key("mechanism", read_text, "NAME", "a function or class: package.module:Name or file.py:Name; also of flwr and opacus (docs/components.md)"),
+        Key("mechanism", read_text, "NAME", "a function or class: package.module:Name or file.py:Name; or of another library as it is installed (docs/components.md)"),
         Key("args.*", read_literal, "VALUE", "what a class is made with; for a function, a keyword of every call"),
         Key("kind", read_word(*get_args(Kind)), "", "update: f(list of arrays) -> list of arrays; aggregate: f(list of updates, list of weights) -> list of arrays; records: f(array (n, d)) -> array. Everything that is returned counts as released"),
         Key("relation", read_word(*get_args(Neighbours)), "", "add_remove, replace or zero_out (default: zero_out for updates, else add_remove)"),
