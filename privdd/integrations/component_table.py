@@ -13,7 +13,7 @@ from pathlib import Path
 
 from privdd.blackbox.verdict import BREAKS, KEEPS, Checked
 
-SECONDS, MIDDLE, LONG, LONGEST = 10, 20, 30, 40  # of processor time, for components of 0.1 ms to 3 ms a call
+SECONDS, MIDDLE, LONG, LONGEST, MOST = 10, 20, 30, 40, 60  # of processor time, for components of 0.1 ms to 3 ms a call
 STRATEGY = "flwr.serverapp.strategy:DifferentialPrivacy"
 LOCAL, ENGINE, ACCOUNTING = "flwr.clientapp.mod:LocalDpMod", "opacus:PrivacyEngine", "dp_accounting."
 PFL, JAX, NVFLARE, TOOLS, PYDP = (
@@ -79,30 +79,30 @@ def _local(epsilon: str, sensitivity: str = "1") -> tuple[str, ...]:
 
 
 ROWS = (
-    ComponentRow(LOCAL, "LocalDpMod in a ClientApp", "clip 1, sensitivity 1, epsilon 8", _local("8")),
+    ComponentRow(LOCAL, "LocalDpMod in a ClientApp", "clip 1, sensitivity 1, epsilon 8", _local("8"), MIDDLE),
     ComponentRow(LOCAL, "LocalDpMod in a ClientApp", "clip 1, sensitivity 1, epsilon 10", _local("10"), reason=CLASSIC),
     ComponentRow(LOCAL, "LocalDpMod in a ClientApp", "clip 1, sensitivity 1, epsilon 20", _local("20"), reason=CLASSIC),
     ComponentRow(LOCAL, "LocalDpMod in a ClientApp", "clip 1, sensitivity 1e-4, epsilon 10", _local("10", "1e-4"), reason="the noise is for the sensitivity that is given, which nothing holds against the clip of 1"),
     ComponentRow(f"{STRATEGY}ServerSideFixedClipping", "Server-side fixed clipping over FedAvg, start()", "3 clients, any weights", CROWD, LONGEST, reason=WEIGHTS),
     ComponentRow(f"{STRATEGY}ServerSideFixedClipping", "the same with Flower's RdpAccountant", "3 clients, which must have equal weights",
         ("args.noise_multiplier=1", "args.clipping_norm=1", "args.accountant=true", "args.clients=3", "input.clients=3",
-         "input.shapes=[[20]]"), LONGEST),
+         "input.shapes=[[20]]"), MOST),
     ComponentRow(f"{STRATEGY}ClientSideFixedClipping", "Client-side fixed clipping with its mod, start()", "3 clients, any weights", CROWD, LONGEST, reason=WEIGHTS),
     ComponentRow(f"{STRATEGY}ServerSideAdaptiveClipping", "Server-side adaptive clipping over FedAvg, start()", "3 clients, any weights", ADAPTIVE, LONGEST, reason=WEIGHTS),
     ComponentRow(f"{STRATEGY}ClientSideAdaptiveClipping", "Client-side adaptive clipping with its mod, start()", "3 clients, any weights", ADAPTIVE, LONGEST, reason=WEIGHTS),
     ComponentRow(ENGINE, "make_private, as it comes (PRV accountant)", "40 records, batches of 2, one step", SMALL, LONG, reason=DIVISOR),
-    ComponentRow(ENGINE, "make_private", "loss_reduction=sum, 40 records, batches of 2, one step", (*SMALL, "args.loss_reduction=sum"), LONG),
-    ComponentRow(ENGINE, "make_private", "loss_reduction=sum, all records in the batch", WHOLE, LONG),
+    ComponentRow(ENGINE, "make_private", "loss_reduction=sum, 40 records, batches of 2, one step", (*SMALL, "args.loss_reduction=sum"), MOST),
+    ComponentRow(ENGINE, "make_private", "loss_reduction=sum, all records in the batch", WHOLE, MOST),
     ComponentRow(ENGINE, "make_private, per-layer clipping", "three layers, clip 1 each, sum, all records",
-        (*WHOLE, "args.clipping=per_layer", "args.layers=3", "args.max_grad_norm=[1,1,1]"), LONG),
-    ComponentRow(ENGINE, "make_private, ghost clipping", "sum, all records", (*WHOLE, "args.grad_sample_mode=ghost"), LONG),
+        (*WHOLE, "args.clipping=per_layer", "args.layers=3", "args.max_grad_norm=[1,1,1]"), MOST),
+    ComponentRow(ENGINE, "make_private, ghost clipping", "sum, all records", (*WHOLE, "args.grad_sample_mode=ghost"), MOST),
     ComponentRow(ENGINE, "make_private, adaptive clipping", "sum, all records, 3 steps, count noise 2",
         (*WHOLE, "args.clipping=adaptive", "args.target_unclipped_quantile=0.5", "args.clipbound_learning_rate=0.2",
-         "args.max_clipbound=10", "args.min_clipbound=0.1", "args.unclipped_num_std=2", "args.steps=3"), LONG),
+         "args.max_clipbound=10", "args.min_clipbound=0.1", "args.unclipped_num_std=2", "args.steps=3"), MOST),
     ComponentRow(ENGINE, "make_private, poisson_sampling=False", "shuffled loader, an epoch of 10 batches, sum",
         (*EPOCH, "args.shuffle=true"), LONG, reason=SHUFFLED),
     ComponentRow(f"{ACCOUNTING}pld:PLDAccountant", "PLDAccountant, REPLACE_ONE", "with make_private, sum, all records",
-        ("args.noise_multiplier=2", "args.relation=REPLACE_ONE", "input.rows=[8,6]"), LONG),
+        ("args.noise_multiplier=2", "args.relation=REPLACE_ONE", "input.rows=[8,6]"), MOST),
     ComponentRow(f"{ACCOUNTING}rdp:RdpAccountant", "RdpAccountant, REPLACE_ONE", "with make_private, sum, all records",
         ("args.noise_multiplier=2", "args.relation=REPLACE_ONE", "input.rows=[8,6]"), LONG, reason="it takes noise over the norm of a record, as GaussianDpEvent has it, for noise over the shift, which is twice that norm where a record is replaced; the PLD accountant doubles it"),
     ComponentRow(f"{JAX}experimental.execution_plan:BandMFExecutionPlanConfig", "execution plan: sampler, clipped gradient, noise",
