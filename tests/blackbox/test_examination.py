@@ -173,6 +173,21 @@ def test_what_no_time_is_left_for_is_said_once() -> None:
     ]
 
 
+def test_the_fewest_transcripts_of_a_look_take_a_larger_share_and_no_more_than_that() -> None:
+    made = examined(clipped_sum, "records", calls=10_000)
+    inputs = made.stated_calls(made.ranked[0].pair.present)
+    found = [made._affordable_count(inputs, 0.01, 500, fewest) for fewest in (0, 50, 400, 5000)]
+    assert found[0] <= 100 and found[1] <= 100 and found[2] == 400 and 1800 < found[3] <= 2000
+
+
+def test_a_pair_that_was_looked_at_before_is_looked_at_less_closely_and_not_left_out() -> None:
+    made = examined(clipped_sum, "records", calls=5000)
+    made._bound_pair(made.ranked[0].pair, 200, made.stated_calls, "neighbours")
+    made.clock.calls = made.mechanism.calls + 60
+    made._bound_pair(made.ranked[0].pair, 200, made.stated_calls, "neighbours")
+    assert made.result.notes == ["the time was spent before 'neighbours' could be looked at as closely as planned"]
+
+
 def test_sizes_that_are_refused_are_said_and_one_row_alone_has_no_neighbours() -> None:
     def three_numbers(x):
         return clipped_sum(x) if x.shape[1] == 3 else 1 / 0
