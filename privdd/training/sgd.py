@@ -189,14 +189,14 @@ def split_state(model: nn.Module, state: Tensors) -> tuple[State, State]:
 
 
 def memory_format_of(model: nn.Module) -> torch.memory_format:
-    """The memory format for batches: channels last for convolutions, whose steps then take 10 to 40 % less time.
+    """The memory format for batches: channels last for convolutions, whose steps then take 5 to 40 % less time.
 
-    Networks with normalisation layers are slower that way and keep channels first.
+    Networks with group or instance norm are slower that way and keep channels first.
     """
     parts = list(model.modules())
-    normalises = any(isinstance(part, nn.GroupNorm | nn.BatchNorm2d) for part in parts)
+    by_groups = any(isinstance(part, nn.GroupNorm) for part in parts)
     convolves = any(isinstance(part, nn.Conv2d) for part in parts)
-    return torch.channels_last if convolves and not normalises else torch.contiguous_format
+    return torch.channels_last if convolves and not by_groups else torch.contiguous_format
 
 
 def count_steps(n: int, batch_size: int, epochs: float) -> int:
