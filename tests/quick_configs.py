@@ -1,7 +1,7 @@
 """Configs made once a session: composing one takes Hydra 0.13 s, and the yaml files do not change between two tests.
 
-A file is parsed once as long as its time and size stay the same, a text with ${...} once, and the same overrides are
-composed once; every caller has a copy of its own, made from bytes, as ``deepcopy`` takes four times as long. Processes that
+A file is parsed once as long as its time and size stay the same, a text with ${...} once, and the same choices of files
+are composed once; every caller has a copy of its own, made from bytes, as ``deepcopy`` takes four times as long. Processes that
 a test starts compose as usual.
 """
 
@@ -14,10 +14,14 @@ from pickle import dumps, loads
 from typing import Any
 
 import omegaconf.base
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.sources_registry import SourcesRegistry
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.plugins import Plugins
+from hydra.errors import HydraException
 from hydra.plugins.config_source import ConfigSource
 from omegaconf import grammar_parser
+from omegaconf.errors import OmegaConfBaseException
 
 from privdd.cli import compose as config
 
@@ -61,8 +65,24 @@ def remember_configs(compose: Callable[..., Any]) -> Callable[..., Any]:
             return compose(config_name=config_name, overrides=list(overrides), return_hydra_config=return_hydra_config)
         key = config.config_dir(), config_name, tuple(overrides), return_hydra_config
         if key not in made:
-            made[key] = dumps(compose(config_name=config_name, overrides=list(overrides), return_hydra_config=return_hydra_config))
+            made[key] = dumps(composed_in_parts(config_name, list(overrides), return_hydra_config))
         return loads(made[key])
+
+    def composed_in_parts(config_name: str, overrides: list[str], return_hydra_config: bool) -> Any:
+        """Choices of files are composed; values are set in a copy of that, as Hydra does. What it would refuse, it refuses."""
+        values = [one for one in overrides if one.split("=")[0].split("@")[0] not in config.CONFIG_GROUPS]
+        whole = lambda: compose(config_name=config_name, overrides=overrides, return_hydra_config=return_hydra_config)  # noqa: E731
+        if return_hydra_config or not values:
+            return whole()
+        try:
+            parsed = OverridesParser.create().parse_overrides(values)
+            if any(one.is_sweep_override() for one in parsed):
+                return whole()
+            chosen = composed(config_name, [one for one in overrides if one not in values], False)
+            ConfigLoaderImpl._apply_overrides_to_config(parsed, chosen)
+        except (HydraException, OmegaConfBaseException):
+            return whole()
+        return chosen
 
     return composed
 

@@ -15,6 +15,7 @@ import socket
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -34,13 +35,18 @@ DIGITS_NOTE = (
 
 def load_digits_dataset(name: str, root: Path | None, keys: Keys) -> Dataset:
     """1438 training and 359 test images (1, 8, 8); the split is fixed: every fifth record is for test."""
+    x, y = _read_digits()
+    test = torch.arange(len(y)) % 5 == 4
+    return dataset_from_pairs(name, DIGITS_NOTE, 10, (x[~test], y[~test]), (x[test], y[test]))
+
+
+@cache
+def _read_digits() -> tuple[Tensor, Tensor]:
+    """(n, 1, 8, 8) images in [0, 1] and labels, from a table of text that takes longer to read than most things made of it."""
     from sklearn.datasets import load_digits  # slow to import, so only here
 
     bunch = load_digits()
-    x = torch.from_numpy(bunch.images / 16.0).float().unsqueeze(1)
-    y = torch.from_numpy(bunch.target).long()
-    test = torch.arange(len(y)) % 5 == 4
-    return dataset_from_pairs(name, DIGITS_NOTE, 10, (x[~test], y[~test]), (x[test], y[test]))
+    return torch.from_numpy(bunch.images / 16.0).float().unsqueeze(1), torch.from_numpy(bunch.target).long()
 
 
 # Beside a CPU build of torch, a CUDA build of torchvision cannot register its operators, and the import
