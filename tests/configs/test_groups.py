@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import cycle, islice
 from pathlib import Path
 
 import pytest
 from omegaconf import OmegaConf
 
+from attacks.membership.attack import MembershipAttack
 from attacks.types import SENT_BY_SERVER, Attack, Surface
 from privdd.cli.build import build_attacks, instantiate_node
 from privdd.cli.compose import (
@@ -80,6 +82,17 @@ def test_every_attack_builds(preset):
     assert sorted(default) == sorted(default_attacks([config_dir()])) and set(default) < set(attacks)
     for attack in attacks.values():
         assert isinstance(attack, Attack) and attack.surfaces
+
+
+def test_every_membership_attack_checks_what_all_of_them_share():
+    """Also those that check settings of their own."""
+    attacks = build_attacks(compose_config("audit", [f"attack=[{','.join(names('attack'))}]"]))
+    membership = [attack for attack in attacks.values() if isinstance(attack, MembershipAttack)]
+    assert len(membership) > 5
+    for attack in membership:
+        for wrong in ({"confidence": 1.0}, {"delta": 1.0}, {"targets": 0}):
+            with pytest.raises(ValueError, match=rf"^{next(iter(wrong))}="):
+                replace(attack, **wrong)
 
 
 @pytest.mark.parametrize("name", ["feddm_table2", "fedfed_table2", "fedlgd_table1", "fedrd_table1"])
