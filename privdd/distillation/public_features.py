@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -26,10 +26,12 @@ from attacks.validation import check_counts, check_non_negative, check_positive
 from privdd.core.rng import Keys
 from privdd.core.types import Records, Shard, State, Tensors
 from privdd.distillation.distribution_matching import embed_images, record_embeddings
+from privdd.distillation.guided_images import draw_silhouettes
 from privdd.distillation.initial_images import draw_smooth_images
 from privdd.distillation.scattering import Scattering
 from privdd.models.layers import Classifier
 from privdd.privacy.batch_invariance import compute_rows
+from privdd.privacy.clipping import OuterProducts
 
 # The weights are those that LPIPS uses (``attacks.lpips`` finds them), pre-trained on ImageNet: public
 # pre-training, which none of the papers' methods use. A map that never changes needs only one query: the whole
@@ -164,16 +166,19 @@ class PublicRows:
 
     extractor: the map; width: numbers a row, by one random projection that everybody knows (Johnson and Lindenstrauss
     1984), so that products of rows are nearly those of embeddings; constant: the last number before the row is scaled
-    to norm 1, which stands for a bias and counts records. Embeddings are measured from the mean of public
-    images of smooth noise. A row depends on its image alone.
+    to norm 1, which stands for a bias and counts records; drawings: instead of the random projection, that on the
+    ``width`` principal directions of so many public silhouettes of smooth noise (0: none). Embeddings are measured from the
+    mean of public images of smooth noise, or of the silhouettes. A row depends on its image alone.
     """
 
     extractor: PublicExtractor
     width: int = 800
     constant: float = 0.3
+    drawings: int = 0
 
     def __post_init__(self) -> None:
         check_counts(self, "width", under="rows.")
+        check_counts(self, "drawings", least=0, under="rows.")
         check_positive(self, "constant", under="rows.")
 
     @property
@@ -182,7 +187,7 @@ class PublicRows:
         return self.constant / math.sqrt(1 + self.constant**2)
 
     def __call__(self, x: Tensor) -> Tensor:
-        centre, project = _public_constants(_HashableMap(self.extractor), self.width, tuple(x.shape[1:]))
+        centre, project = _public_constants(_HashableMap(self.extractor), self.width, tuple(x.shape[1:]), self.drawings)
         moved = (self.extractor(x) - centre.to(x)) @ project.to(x)
         return torch.cat([self._scale_rows(moved), torch.full_like(moved[:, :1], self.last_entry)], 1)
 
@@ -194,7 +199,7 @@ class PublicRows:
         """Rows of images, without a graph; the last ones asked for are kept, for they are the same in every round."""
         key = hashlib.blake2b(x.detach().cpu().contiguous().numpy().data, digest_size=16)
         key.update(f"{self!r}|{tuple(x.shape)}|{x.device}".encode())
-        return _ROW_CACHE.get_rows(key.digest(), self, x)
+        return _ROW_CACHE.get_rows(key.digest(), lambda: record_embeddings(self, x))
 
 
 class _RowCache:
@@ -203,9 +208,9 @@ class _RowCache:
     def __init__(self) -> None:
         self._kept: OrderedDict[bytes, Tensor] = OrderedDict()
 
-    def get_rows(self, key: bytes, rows: PublicRows, x: Tensor) -> Tensor:
+    def get_rows(self, key: bytes, compute: Callable[[], Tensor]) -> Tensor:
         if key not in self._kept:
-            self._kept[key] = record_embeddings(rows, x)
+            self._kept[key] = compute()
         self._kept.move_to_end(key)
         while len(self._kept) > 1 and sum(t.numel() for t in self._kept.values()) > MAX_CACHED_NUMBERS:
             self._kept.popitem(last=False)
@@ -213,6 +218,17 @@ class _RowCache:
 
 
 _ROW_CACHE = _RowCache()
+
+
+def transform_rows(rows: Tensor, matrix: Tensor) -> Tensor:
+    """``rows`` (n, d) times ``matrix`` (d, d), each row from its own record alone; the last ones asked for are kept."""
+    key = hashlib.blake2b(rows.cpu().contiguous().numpy().data, digest_size=16)
+    key.update(matrix.cpu().contiguous().numpy().data)
+
+    def compute() -> Tensor:
+        return compute_rows(lambda of, part: {"": part @ of["matrix"]}, {"matrix": matrix}, rows)[""]
+
+    return _ROW_CACHE.get_rows(key.digest(), compute)
 
 
 @dataclass(frozen=True)
@@ -238,12 +254,29 @@ def _cached_centre(of: _HashableMap, shape: tuple[int, int, int], keys: Keys) ->
 
 
 @lru_cache(maxsize=16)
-def _public_constants(of: _HashableMap, width: int, shape: tuple[int, int, int]) -> tuple[Tensor, Tensor]:
+def _public_constants(
+    of: _HashableMap, width: int, shape: tuple[int, int, int], drawings: int
+) -> tuple[Tensor, Tensor]:
     """(the centre (p,), the projection (p, width)): public constants, the same in every run."""
     keys = Keys(0).fold("public rows")
+    if drawings:
+        return _principal_directions(of.extractor, width, shape, drawings, keys)
     centre = centre_of(of.extractor, shape, keys)
     drawn = torch.randn(len(centre), width, generator=keys.fold("projection").torch())
     return centre, drawn / math.sqrt(width)
+
+
+def _principal_directions(
+    extractor: PublicExtractor, width: int, shape: tuple[int, int, int], drawings: int, keys: Keys
+) -> tuple[Tensor, Tensor]:
+    """(the mean embedding (p,) of public silhouettes; their first ``width`` principal directions (p, width), 0 beyond the last)."""
+    smooth = draw_smooth_images(torch.zeros(1, dtype=torch.long), drawings, shape, keys.fold("drawings"))[0]
+    found = embed_images(extractor, draw_silhouettes(smooth, keys.fold("silhouettes").torch())).double()
+    centre = found.mean(0)
+    directions = torch.linalg.svd(found - centre, full_matrices=False)[2][:width].T
+    largest = directions.gather(0, directions.abs().argmax(0, keepdim=True))
+    directions = F.pad(directions * largest.sign(), (0, width - directions.shape[1]))  # one sign on every machine
+    return centre.float(), directions.float()
 
 
 class PublicHead(Classifier):
@@ -260,23 +293,46 @@ class PublicHead(Classifier):
         return self.rows(x)
 
 
-def head_gradients(weight: Tensor, rows: Tensor, y: Tensor, longest: float | None = None) -> Tensor:
+def head_gradients(
+    weight: Tensor, rows: Tensor, y: Tensor, longest: float | None = None, matrix: Tensor | None = None
+) -> OuterProducts:
     """Each record's gradient (n, C, d) of the cross-entropy of ``rows`` @ ``weight``.T (C, d), scaled to ``longest``
-    where it is longer (None: as it is)."""
+    where it is longer (None: as it is).
 
-    def of(params: Tensors, rows: Tensor, y: Tensor) -> State:
-        return {"": _head_gradients(params["weight"], rows, y, longest)}
+    matrix (d, d), symmetric: the gradient is that of a head over ``rows`` @ ``matrix`` which has the same logits.
+    """
+    seen = rows if matrix is None else transform_rows(rows, matrix)
 
-    return compute_rows(of, {"weight": weight}, rows, y)[""]
+    def of(params: Tensors, rows: Tensor, seen: Tensor, y: Tensor) -> State:
+        return {"": _head_residuals(params["weight"], rows, seen, y, longest)}
+
+    return OuterProducts(compute_rows(of, {"weight": weight}, rows, seen, y)[""], seen)
 
 
-def _head_gradients(weight: Tensor, rows: Tensor, y: Tensor, longest: float | None) -> Tensor:
+def _head_residuals(weight: Tensor, rows: Tensor, seen: Tensor, y: Tensor, longest: float | None) -> Tensor:
+    """(n, C): what the gradients multiply ``seen`` with."""
     some = F.pad(weight, (0, 0, 0, -len(weight) % MULTIPLE))
     residual = torch.softmax((rows @ some.T)[:, : len(weight)], 1) - F.one_hot(y, len(weight)).to(rows)
     if longest is not None:
-        norm = residual.norm(dim=1, keepdim=True) * rows.norm(dim=1, keepdim=True)
+        norm = residual.norm(dim=1, keepdim=True) * seen.norm(dim=1, keepdim=True)
         residual = residual * (longest / norm.clamp_min(TINY)).clamp_max(1)
-    return residual[:, :, None] * rows[:, None, :]
+    return residual
+
+
+def whitening_matrix(moments: Tensor, variance: Tensor, power: float, last: float) -> Tensor:
+    """The symmetric matrix (d, d) that brings directions to equal length, from noised second moments (d, d) of rows.
+
+    Eigenvalues of the mean second moment are raised to -power / 2, after the size of the noise's largest has been added to
+    each; the mean square length of a row stays about 1. variance (1,): of the noise in every number; last: the rows' last
+    entry.
+    """
+    symmetric = (moments + moments.T).double() / 2
+    count = (symmetric[-1, -1] / last**2).clamp_min(1)
+    values, vectors = torch.linalg.eigh(symmetric / count)
+    floor = (2 * len(symmetric) * variance.double()).sqrt() / count + TINY
+    scale = (values.clamp_min(0) + floor) ** (-power / 2)
+    length = (values.clamp_min(0) * scale.square()).sum().sqrt().clamp_min(TINY)
+    return ((vectors * (scale / length)) @ vectors.T).float()
 
 
 def embed_shards(rows: PublicRows, shards: Sequence[Shard]) -> list[Tensor]:

@@ -171,11 +171,11 @@ def test_shards_that_share_records_get_the_rows_that_each_gets_alone() -> None:
 def test_gradients_are_those_of_autograd_and_no_longer_than_asked() -> None:
     rows, y = some_rows()
     weight = torch.randn(3, 6, requires_grad=True)
-    found = head_gradients(weight.detach(), rows, y)
+    found = head_gradients(weight.detach(), rows, y).to_rows()
     for i in range(5):
         (expected,) = torch.autograd.grad(F.cross_entropy(rows[i : i + 1] @ weight.T, y[i : i + 1]), weight)
         assert torch.allclose(found[i], expected, atol=1e-6)
-    norms, short = found.flatten(1).norm(dim=1), head_gradients(weight.detach(), rows, y, 0.5)
+    norms, short = found.flatten(1).norm(dim=1), head_gradients(weight.detach(), rows, y, 0.5).to_rows()
     assert torch.allclose(short.flatten(1).norm(dim=1), norms.clamp_max(0.5), atol=1e-6)
     assert float(norms.max()) > 0.5
 
@@ -253,7 +253,7 @@ def test_settings_without_a_meaning_are_refused(change: dict, named: str) -> Non
 
 @pytest.mark.parametrize(("algo", "least", "more"), [
     ("dp_head_random", 0.6, ("algo.rows.width=100", "algo.rounds=15", "privacy.sampling_probability=1")),
-    ("dp_head_scattering", 0.6, ("algo.rows.width=100", "algo.rounds=15", "privacy.sampling_probability=1")),
+    ("dp_head_scattering", 0.6, ("algo.rows.width=100", "algo.rows.drawings=150", "algo.rounds=16", "privacy.sampling_probability=1")),
     ("dp_merf", 0.4, ("algo.fitting.steps=40", "algo.server.epochs=30", "model.width=8", "privacy.sampling_probability=1")),
 ])  # fmt: skip
 def test_digits_are_learned_where_noise_is_small(algo: str, least: float, more: tuple[str, ...]) -> None:

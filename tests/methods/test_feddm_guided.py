@@ -221,7 +221,7 @@ def test_pushed_images_become_their_class_by_small_steps_and_each_by_itself() ->
 def path_of(x: torch.Tensor, y: torch.Tensor, longest: float | None) -> GradientPath:
     """Of six heads: the mean gradients of records x, as clients compute them."""
     weights = torch.randn(6, 3, 16, generator=torch.Generator().manual_seed(1))
-    gradients = torch.stack([head_gradients(w, x.flatten(1), y, longest).mean(0) for w in weights])
+    gradients = torch.stack([head_gradients(w, x.flatten(1), y, longest).to_rows().mean(0) for w in weights])
     return GradientPath(weights, gradients, torch.bincount(y, minlength=3).double(), longest)
 
 

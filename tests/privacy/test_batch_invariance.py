@@ -44,7 +44,7 @@ def embeddings_of(spec: ModelSpec, state: State) -> Callable[[Tensor], Tensor]:
 
 
 def head_of(x: Tensor) -> Tensor:
-    return head_gradients(drawn(CLASSES, 64, seed=2), x.flatten(1), (x.flatten(1).sum(1) * 7).long() % CLASSES, 0.5).flatten(1)
+    return head_gradients(drawn(CLASSES, 64, seed=2), x.flatten(1), (x.flatten(1).sum(1) * 7).long() % CLASSES, 0.5).to_rows().flatten(1)
 
 
 def cases() -> dict[str, Callable[[Tensor], Tensor]]:
