@@ -30,6 +30,7 @@ from privdd.cli.compose import put_overrides_first
 from privdd.reporting.export import write_markdown_page
 
 COMMON = ("preset=smoke", "data.limit=6000", "data.test_limit=2000", "partition.heldout=0", "model.width=16")
+CENTRAL = ("data.limit=60000", "data.test_limit=10000", "partition=iid", "partition.clients=1")  # one client has all records
 HEAD = ("algo=dp_head", "algo.rows.extractor.side=64")
 METHODS: Mapping[str, tuple[str, ...]] = {
     "dp_means": ("algo=dp_means", "algo.rows.extractor.side=64"),
@@ -52,7 +53,7 @@ METHODS: Mapping[str, tuple[str, ...]] = {
         "algo.weight_decay=0", "privacy.expected_batch=200",
     ),
     "dp_head_random": ("algo=dp_head_random", "algo.rounds=60"),
-    "dp_head_scattering": ("algo=dp_head_scattering", "algo.rounds=60"),
+    "dp_head_scattering": ("algo=dp_head_scattering", "algo.rounds=40"),
     "dp_merf": ("algo=dp_merf", "algo.fitting.steps=100"),
     "dp_psg": (
         "algo=dp_psg", "algo.ipc=10", "algo.generation.networks=20", "algo.generation.steps=5", "algo.server.epochs=60",
@@ -60,7 +61,7 @@ METHODS: Mapping[str, tuple[str, ...]] = {
 }  # fmt: skip
 PUBLIC = set(METHODS) - {"feddm_dp", "DP-FedAvg", "dp_head_random", "dp_head_scattering", "dp_merf", "dp_psg"}
 SETS = {"feddm_public_dp", "feddm_guided_dp", "feddm_dp", "dp_merf", "dp_psg"}  # these release a data set
-DATA, ALPHAS, CLIENTS, EPSILONS, SEEDS = ("digits", "fashion_mnist", "mnist"), (0.5, 0.1), (3, 10), (1.0, 3.0, 10.0), (0, 1, 2)
+DATA, ALPHAS, CLIENTS, EPSILONS, SEEDS = ("digits", "fashion_mnist", "mnist"), (0.5, 0.1), (1, 3, 10), (1.0, 3.0, 10.0), (0, 1, 2)
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "leaderboard.md"
 GUIDED = """
 `feddm_guided_dp` is a data set: its figure is that of a ConvNet trained on 16,000 released images with soft labels, and what it
@@ -105,7 +106,8 @@ class Cell:
 
     @property
     def overrides(self) -> tuple[str, ...]:
-        where = (f"data={self.data}", f"partition.alpha={self.alpha}", f"partition.clients={self.clients}")
+        split = CENTRAL if self.clients == 1 else (f"partition.alpha={self.alpha}", f"partition.clients={self.clients}")
+        where = (f"data={self.data}", *split)
         return (*COMMON, *METHODS[self.method], *where, f"privacy.epsilon={self.epsilon}", f"seed={self.seed}")
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -157,6 +157,7 @@ TINY = 1e-9
 FAR_BELOW = 1e6  # below any score
 MULTIPLE = 16  # columns of a product: with fewer, a row's last bits depend on its place among the others
 MIN_PENALTY = 1e-3  # penalty where there is no noise
+ROWS_AT_ONCE = 4096  # in a pass
 MAX_CACHED_NUMBERS = 64_000_000  # numbers of embeddings that are kept in memory for the next round
 
 
@@ -166,9 +167,10 @@ class PublicRows:
 
     extractor: the map; width: numbers a row, by one random projection that everybody knows (Johnson and Lindenstrauss
     1984), so that products of rows are nearly those of embeddings; constant: the last number before the row is scaled
-    to norm 1, which stands for a bias and counts records; drawings: instead of the random projection, that on the
-    ``width`` principal directions of so many public silhouettes of smooth noise (0: none). Embeddings are measured from the
-    mean of public images of smooth noise, or of the silhouettes. A row depends on its image alone.
+    to norm 1, which stands for a bias and counts records; drawings: instead of the random projection, one on the ``width``
+    principal directions of so many public silhouettes of smooth noise, each divided by the fourth root of its variance
+    there, since descent under noise does not get far along weak directions (0: none). Embeddings are measured from the mean
+    of public images of smooth noise, or of the silhouettes. A row depends on its image alone.
     """
 
     extractor: PublicExtractor
@@ -199,7 +201,7 @@ class PublicRows:
         """Rows of images, without a graph; the last ones asked for are kept, for they are the same in every round."""
         key = hashlib.blake2b(x.detach().cpu().contiguous().numpy().data, digest_size=16)
         key.update(f"{self!r}|{tuple(x.shape)}|{x.device}".encode())
-        return _ROW_CACHE.get_rows(key.digest(), lambda: record_embeddings(self, x))
+        return _ROW_CACHE.get_rows(key.digest(), self, x)
 
 
 class _RowCache:
@@ -208,9 +210,9 @@ class _RowCache:
     def __init__(self) -> None:
         self._kept: OrderedDict[bytes, Tensor] = OrderedDict()
 
-    def get_rows(self, key: bytes, compute: Callable[[], Tensor]) -> Tensor:
+    def get_rows(self, key: bytes, rows: PublicRows, x: Tensor) -> Tensor:
         if key not in self._kept:
-            self._kept[key] = compute()
+            self._kept[key] = record_embeddings(rows, x)
         self._kept.move_to_end(key)
         while len(self._kept) > 1 and sum(t.numel() for t in self._kept.values()) > MAX_CACHED_NUMBERS:
             self._kept.popitem(last=False)
@@ -218,17 +220,6 @@ class _RowCache:
 
 
 _ROW_CACHE = _RowCache()
-
-
-def transform_rows(rows: Tensor, matrix: Tensor) -> Tensor:
-    """``rows`` (n, d) times ``matrix`` (d, d), each row from its own record alone; the last ones asked for are kept."""
-    key = hashlib.blake2b(rows.cpu().contiguous().numpy().data, digest_size=16)
-    key.update(matrix.cpu().contiguous().numpy().data)
-
-    def compute() -> Tensor:
-        return compute_rows(lambda of, part: {"": part @ of["matrix"]}, {"matrix": matrix}, rows)[""]
-
-    return _ROW_CACHE.get_rows(key.digest(), compute)
 
 
 @dataclass(frozen=True)
@@ -269,11 +260,16 @@ def _public_constants(
 def _principal_directions(
     extractor: PublicExtractor, width: int, shape: tuple[int, int, int], drawings: int, keys: Keys
 ) -> tuple[Tensor, Tensor]:
-    """(the mean embedding (p,) of public silhouettes; their first ``width`` principal directions (p, width), 0 beyond the last)."""
+    """(the mean embedding (p,) of public silhouettes; their first ``width`` principal directions, in columns (p, width),
+    over the fourth roots of their variances; 0 beyond the last)."""
     smooth = draw_smooth_images(torch.zeros(1, dtype=torch.long), drawings, shape, keys.fold("drawings"))[0]
     found = embed_images(extractor, draw_silhouettes(smooth, keys.fold("silhouettes").torch())).double()
     centre = found.mean(0)
-    directions = torch.linalg.svd(found - centre, full_matrices=False)[2][:width].T
+    found -= centre
+    values, vectors = (part.flip(-1) for part in torch.linalg.eigh(found @ found.T / drawings))
+    vectors = vectors[:, values > TINY * values[0]][:, :width]
+    directions = found.T @ vectors
+    directions /= directions.norm(dim=0) * values[: vectors.shape[1]] ** 0.25
     largest = directions.gather(0, directions.abs().argmax(0, keepdim=True))
     directions = F.pad(directions * largest.sign(), (0, width - directions.shape[1]))  # one sign on every machine
     return centre.float(), directions.float()
@@ -293,46 +289,24 @@ class PublicHead(Classifier):
         return self.rows(x)
 
 
-def head_gradients(
-    weight: Tensor, rows: Tensor, y: Tensor, longest: float | None = None, matrix: Tensor | None = None
-) -> OuterProducts:
+def head_gradients(weight: Tensor, rows: Tensor, y: Tensor, longest: float | None = None) -> OuterProducts:
     """Each record's gradient (n, C, d) of the cross-entropy of ``rows`` @ ``weight``.T (C, d), scaled to ``longest``
-    where it is longer (None: as it is).
+    where it is longer (None: as it is)."""
 
-    matrix (d, d), symmetric: the gradient is that of a head over ``rows`` @ ``matrix`` which has the same logits.
-    """
-    seen = rows if matrix is None else transform_rows(rows, matrix)
+    def of(params: Tensors, rows: Tensor, y: Tensor) -> State:
+        return {"": _head_residuals(params["weight"], rows, y, longest)}
 
-    def of(params: Tensors, rows: Tensor, seen: Tensor, y: Tensor) -> State:
-        return {"": _head_residuals(params["weight"], rows, seen, y, longest)}
-
-    return OuterProducts(compute_rows(of, {"weight": weight}, rows, seen, y)[""], seen)
+    return OuterProducts(compute_rows(of, {"weight": weight}, rows, y, at_most=ROWS_AT_ONCE)[""], rows)
 
 
-def _head_residuals(weight: Tensor, rows: Tensor, seen: Tensor, y: Tensor, longest: float | None) -> Tensor:
-    """(n, C): what the gradients multiply ``seen`` with."""
+def _head_residuals(weight: Tensor, rows: Tensor, y: Tensor, longest: float | None) -> Tensor:
+    """(n, C): what the gradients multiply the rows with."""
     some = F.pad(weight, (0, 0, 0, -len(weight) % MULTIPLE))
     residual = torch.softmax((rows @ some.T)[:, : len(weight)], 1) - F.one_hot(y, len(weight)).to(rows)
     if longest is not None:
-        norm = residual.norm(dim=1, keepdim=True) * seen.norm(dim=1, keepdim=True)
+        norm = residual.norm(dim=1, keepdim=True) * rows.norm(dim=1, keepdim=True)
         residual = residual * (longest / norm.clamp_min(TINY)).clamp_max(1)
     return residual
-
-
-def whitening_matrix(moments: Tensor, variance: Tensor, power: float, last: float) -> Tensor:
-    """The symmetric matrix (d, d) that brings directions to equal length, from noised second moments (d, d) of rows.
-
-    Eigenvalues of the mean second moment are raised to -power / 2, after the size of the noise's largest has been added to
-    each; the mean square length of a row stays about 1. variance (1,): of the noise in every number; last: the rows' last
-    entry.
-    """
-    symmetric = (moments + moments.T).double() / 2
-    count = (symmetric[-1, -1] / last**2).clamp_min(1)
-    values, vectors = torch.linalg.eigh(symmetric / count)
-    floor = (2 * len(symmetric) * variance.double()).sqrt() / count + TINY
-    scale = (values.clamp_min(0) + floor) ** (-power / 2)
-    length = (values.clamp_min(0) * scale.square()).sum().sqrt().clamp_min(TINY)
-    return ((vectors * (scale / length)) @ vectors.T).float()
 
 
 def embed_shards(rows: PublicRows, shards: Sequence[Shard]) -> list[Tensor]:

@@ -65,9 +65,8 @@ class DPHead(PublicMap):
     def from_rows(self, broadcast: Values, rows: Tensor, shard: Shard, ctx: ClientContext) -> Work:
         private = ctx.protected(QUERY)
         weight, total, count = broadcast["model"]["head.weight"], torch.zeros(()), torch.zeros(())
-        matrix = broadcast.get("whitening", {}).get("matrix")
         for _ in timed_steps(range(self.local_steps)):
-            sums = _release_sums(weight, rows, shard.train, ctx, matrix)
+            sums = _release_sums(weight, rows, shard.train, ctx)
             total, count = total + sums["head.weight"], count + sums["count"]
             weight = weight - self.lr / self.local_steps * sums["head.weight"] / sums["count"].clamp_min(1)
         std = float(ctx.mechanisms[QUERY].noise_std) if private else 0.0  # type: ignore[attr-defined]
@@ -106,20 +105,15 @@ class DPHead(PublicMap):
         return {"lr": self.lr, "momentum": 0.0, "batch_size": max(1, shard_size), "local_steps": self.local_steps}
 
 
-def _release_sums(weight: Tensor, rows: Tensor, records: Records, ctx: ClientContext, matrix: Tensor | None) -> Tensors:
-    """Sums over the records: of their gradients, and of one each; through the mechanism where there is one.
-
-    matrix: gradients are released as those of a head over ``rows`` @ ``matrix``, and turned back.
-    """
+def _release_sums(weight: Tensor, rows: Tensor, records: Records, ctx: ClientContext) -> Tensors:
+    """Sums over the records: of their gradients, and of one each; through the mechanism where there is one."""
     if not ctx.protected(QUERY):
-        own = head_gradients(weight, rows.to(weight), records.y, None, matrix)
-        sums = {"head.weight": own.left.T @ own.right, "count": torch.tensor([float(len(rows))])}
-    else:
-        clip = float(ctx.mechanisms[QUERY].clip_norm)  # type: ignore[attr-defined]
-        taken = ctx.sample(QUERY, len(rows)).to(rows.device)
-        rows, y = rows[taken].to(weight), records.y[taken]
-        own = head_gradients(weight, rows, y, clip * (1 - COUNTED**2) ** 0.5, matrix)
-        parts = FactoredRows({"head.weight": own, "count": torch.full((len(y), 1), clip * COUNTED)})
-        sums = ctx.mechanism(QUERY, parts)
-        sums = {"head.weight": sums["head.weight"], "count": sums["count"] / (clip * COUNTED)}
-    return sums if matrix is None else {**sums, "head.weight": sums["head.weight"] @ matrix.to(weight)}
+        own = head_gradients(weight, rows.to(weight), records.y)
+        return {"head.weight": own.left.T @ own.right, "count": torch.tensor([float(len(rows))])}
+    clip = float(ctx.mechanisms[QUERY].clip_norm)  # type: ignore[attr-defined]
+    taken = ctx.sample(QUERY, len(rows)).to(rows.device)
+    rows, y = rows[taken].to(weight), records.y[taken]
+    gradient = head_gradients(weight, rows, y, clip * (1 - COUNTED**2) ** 0.5)
+    parts = {"head.weight": gradient, "count": torch.full((len(y), 1), clip * COUNTED)}
+    sums = ctx.mechanism(QUERY, FactoredRows(parts))
+    return {"head.weight": sums["head.weight"], "count": sums["count"] / (clip * COUNTED)}

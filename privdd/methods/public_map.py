@@ -38,7 +38,7 @@ class PublicMap(Method, AuditHooks, hooks=("from_rows",)):
         return {"model/head.weight": torch.zeros(problem.classes, self.rows.width + 1)}
 
     def local(self, broadcast: Values, memory: State, shard: Shard, ctx: ClientContext) -> Work:
-        return self.from_rows(broadcast, self.rows.embed_rows(shard.train.x), shard, ctx)
+        return self.from_rows(broadcast, embed_shards(self.rows, [shard])[0], shard, ctx)
 
     def local_batched(
         self, broadcast: Values, memories: Sequence[State], shards: Sequence[Shard], contexts: Sequence[ClientContext]

@@ -42,9 +42,9 @@ RowChange = Callable[[Tensor], Tensor]
 
 
 @wrap_functions("head_gradients", dp_head)
-def _remove_own_bound(honest: Any, weight: Any, rows: Any, y: Any, longest: Any = None, matrix: Any = None) -> Any:
+def _remove_own_bound(honest: Any, weight: Any, rows: Any, y: Any, longest: Any = None) -> Any:
     """A method's own bound on its contributions taken away: nothing but the mechanism's clipping is left."""
-    return honest(weight, rows, y, None, matrix)
+    return honest(weight, rows, y)
 
 
 def _patch_factors(made: FactorRule) -> Patch:

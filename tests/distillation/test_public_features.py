@@ -253,7 +253,7 @@ def test_settings_without_a_meaning_are_refused(change: dict, named: str) -> Non
 
 @pytest.mark.parametrize(("algo", "least", "more"), [
     ("dp_head_random", 0.6, ("algo.rows.width=100", "algo.rounds=15", "privacy.sampling_probability=1")),
-    ("dp_head_scattering", 0.6, ("algo.rows.width=100", "algo.rows.drawings=150", "algo.rounds=16", "privacy.sampling_probability=1")),
+    ("dp_head_scattering", 0.6, ("algo.rows.width=100", "algo.rows.drawings=150", "algo.rounds=15", "privacy.sampling_probability=1")),
     ("dp_merf", 0.4, ("algo.fitting.steps=40", "algo.server.epochs=30", "model.width=8", "privacy.sampling_probability=1")),
 ])  # fmt: skip
 def test_digits_are_learned_where_noise_is_small(algo: str, least: float, more: tuple[str, ...]) -> None:
