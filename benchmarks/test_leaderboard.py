@@ -59,6 +59,15 @@ def test_public_data_is_what_the_settings_say(name: str) -> None:
     assert bool(public_data_of({"algo": algo})) is (name in PUBLIC)
 
 
+def test_one_client_has_all_records_and_no_skew() -> None:
+    cell = Cell("dp_head_scattering", "fashion_mnist", 0.5, 1, 3.0, 0)
+    config = compose_config("train", list(cell.overrides))
+    assert (config.data.limit, config.data.test_limit, config.partition.clients) == (60_000, 10_000, 1)
+    text = page({cell: Done(cell, 0.9, 3.0, 1.0)})
+    assert text.count("## fashion_mnist, central") == 1 and "- Published, model: scattering" in text
+    assert "fashion_mnist, 1 client" not in text
+
+
 def test_a_line_that_was_cut_off_is_run_again(tmp_path: Path) -> None:
     (done,) = list(made({"dp_head": (0.8, 0.8, 0.8)}).values())[:1]
     whole = json.dumps(asdict(done))

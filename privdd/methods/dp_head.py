@@ -23,7 +23,7 @@ from privdd.distillation.public_features import head_gradients
 from privdd.federated.aggregation import sort_by_client
 from privdd.federated.channel import ClientContext
 from privdd.methods.public_map import PublicMap
-from privdd.privacy.clipping import FactoredRows
+from privdd.privacy.clipping import FactoredRows, Part
 from privdd.privacy.mechanism import Mechanism
 
 QUERY = "head_gradient"
@@ -114,6 +114,6 @@ def _release_sums(weight: Tensor, rows: Tensor, records: Records, ctx: ClientCon
     taken = ctx.sample(QUERY, len(rows)).to(rows.device)
     rows, y = rows[taken].to(weight), records.y[taken]
     gradient = head_gradients(weight, rows, y, clip * (1 - COUNTED**2) ** 0.5)
-    parts = {"head.weight": gradient, "count": torch.full((len(y), 1), clip * COUNTED)}
+    parts: dict[str, Part] = {"head.weight": gradient, "count": torch.full((len(y), 1), clip * COUNTED)}
     sums = ctx.mechanism(QUERY, FactoredRows(parts))
     return {"head.weight": sums["head.weight"], "count": sums["count"] / (clip * COUNTED)}

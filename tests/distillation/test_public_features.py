@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -166,6 +167,20 @@ def test_shards_that_share_records_get_the_rows_that_each_gets_alone() -> None:
         shards.append(Shard(0, records, records, records, 3))
     for shard, found in zip(shards, embed_shards(rows, shards), strict=True):
         assert torch.allclose(found, rows.embed_rows(shard.train.x), atol=1e-5) and len(found) == len(shard.train)
+
+
+def test_public_drawings_have_no_correlations_in_their_principal_directions_and_roots_of_variances(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    monkeypatch.setattr(extractor, "draw_silhouettes", lambda x, generator: seen.append(x) or x)
+    rows, see = PublicRows(RandomCosine(40, side=4, scale=0.07), width=12, drawings=90), RandomCosine(40, side=4, scale=0.07)
+    centre, project = extractor._public_constants(extractor._HashableMap(see), 12, (1, 8, 8), rows.drawings)
+    embedded = see(seen[0]).double().numpy()
+    expected = np.linalg.eigvalsh(np.cov(embedded.T, bias=True))[::-1][:12] ** 0.5
+    projected = (embedded - centre.numpy()) @ project.double().numpy()
+    assert np.allclose(np.cov(projected.T, bias=True), np.diag(expected), atol=1e-4 * expected[0])
+    assert rows(seen[0][:3]).shape == (3, 13)
+    _, padded = extractor._public_constants(extractor._HashableMap(see), 50, (1, 8, 8), rows.drawings)
+    assert padded.shape == (40, 50) and not padded[:, 40:].any()  # the map has no more directions
 
 
 def test_gradients_are_those_of_autograd_and_no_longer_than_asked() -> None:
