@@ -24,6 +24,18 @@ def test_other_generators_have_no_code(name):
     assert (q == 0).all() == (name == "zero")
 
 
+def test_a_code_is_its_mean_and_the_noise_times_its_spread():
+    """Kingma and Welling 2014, equation 10; the spread is the square root of the variance."""
+    spec = ModelSpec(name="vae", width=8, latent=16, norm="group")
+    model = build(spec, SHAPE, 10).eval()
+    model.load_state_dict(initial(spec, SHAPE, 10, Keys(0).torch()))
+    x, g = torch.rand(5, *SHAPE), Keys(1).torch()
+    mu, logvar = model.encode(x)
+    noise = torch.randn(mu.shape, generator=g)
+    assert torch.allclose(model(x, noise)[0], model.decode(mu + logvar.exp().sqrt() * noise), atol=1e-6)
+    assert torch.equal(model(x)[0], model.decode(mu)) and not torch.allclose(model(x, noise)[0], model.decode(mu), atol=1e-3)
+
+
 def test_the_resnet_generator_learns_to_reproduce_images():
     """Phase A with it alone: the reconstruction error falls by half within a few epochs."""
     spec, judge = ModelSpec(name="resnet_generator", width=16, norm="group"), ModelSpec(name="convnet", width=8, depth=2)
