@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import privdd
-from privdd.api import audit, compare, config_of, load_run, train
+from privdd.api import _output_folder, audit, compare, config_of, load_run, train
 
 TINY = (
     "preset=smoke", "partition.clients=2", "algo.rounds=2", "algo.local_epochs=1", "audit.worlds=3", "audit.records=12",
@@ -75,3 +76,9 @@ def test_another_package_named_attacks_is_named(name: str, tmp_path: Path) -> No
     command = [sys.executable, "-c", "import privdd"]
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path}, cwd="/", timeout=300)
     assert done.returncode == 1 and f"another package named 'attacks' shadows privdd's: {place}" in done.stderr
+
+
+def test_without_a_folder_each_run_has_one_of_its_own() -> None:
+    first, second = _output_folder(None), _output_folder(None)
+    assert re.fullmatch(r"outputs/\d{4}-\d\d-\d\d/\d\d-\d\d-\d\d-[0-9a-f]{6}", first.as_posix()) and first != second
+    assert _output_folder("mine") == Path("mine")
