@@ -220,6 +220,22 @@ def test_a_pass_of_a_larger_network_takes_longer() -> None:
     assert 0 < 2 * small < large
 
 
+def test_a_pass_is_timed_on_the_threads_of_the_run_and_leaves_the_network_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads that wait for one another on a busy machine count as work."""
+    experiment, seen = audited("fedavg", "model=convnet", "model.norm=batch"), list[int]()
+    model = experiment.plan.method.audit_hooks.classifier(experiment.plan.problem)
+    model.register_forward_pre_hook(lambda *given: seen.append(torch.get_num_threads()))
+    monkeypatch.setattr(type(experiment.plan.method), "classifier", lambda *given: model)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    torch.set_num_threads(2)
+    try:
+        pricing.time_pass(experiment)
+    finally:
+        torch.set_num_threads(1)
+    assert set(seen) == {experiment.engine.threads} and all(p.grad is None for p in model.parameters())
+    assert all(torch.equal(value.nan_to_num(), before[name].nan_to_num()) for name, value in model.state_dict().items())
+
+
 def test_long_training_is_timed_in_a_moment() -> None:
     """A million epochs of two clients, and as many of the server."""
     began = time.process_time()
