@@ -195,6 +195,19 @@ def _table_pairs(relation: str, tried: InputShapes, rng: np.random.Generator) ->
                         yield from _row_pairs(relation, u, scale, others, place, tried, says)
 
 
+def counted_neighbours(relation: str, tried: InputShapes) -> list[NeighbouringInputs]:
+    """Tables in which one row, two rows and so on are like the record and the others zeros: of a sum that is rounded, or held
+    against a threshold, before noise, one of these steps is the large one."""
+    rng, found = np.random.default_rng(tried.seed), []
+    for n, d in tried.tables:
+        name, u = next(iter(unit_directions(d, rng).items()))
+        for k in range(1, n - 1):
+            others = [u * LARGE] * k + [0 * u] * (n - 1 - k)
+            says = f"one of {n} records, norm {LARGE:g}, {name}, others {k} alike and zeros"
+            found += _row_pairs(relation, u, LARGE, others, 0, tried, says)
+    return found
+
+
 def _row_places(n: int, everywhere: bool) -> list[tuple[int, str]]:
     """The first and the last; everywhere: all of a few rows, as a sampler with a fixed seed leaves some out."""
     ends = [(0, "first"), (n - 1, "last")][: 2 if n > 1 else 1]

@@ -11,7 +11,7 @@ import numpy as np
 from scipy import stats
 
 from attacks.epsilon import clopper_pearson
-from privdd.blackbox.inputs import NeighbouringInputs
+from privdd.blackbox.inputs import NeighbouringInputs, counted_neighbours
 from privdd.blackbox.mechanism import BlackBox, Data, InputRefused
 from privdd.blackbox.randomness import FrozenSources
 from privdd.blackbox.screening import size_of_data
@@ -143,8 +143,10 @@ class ReplayStage(ExaminationState):
 
     def _replays(self, sources: FrozenSources) -> Iterator[PairedReplays]:
         """Of as many pairs as can be paid for, evenly chosen; none where randomness cannot be held still."""
-        tried = self.known_pairs = self.stated_neighbours()
-        count = 0
+        tried = self.stated_neighbours()
+        if self.mechanism.kind == "records":
+            tried = tried + counted_neighbours(self.stated.relation, self.tried)
+        self.known_pairs, count = tried, 0
         for pair in tried:
             with suppress(InputRefused):
                 count = self._affordable_replays(pair, sources, SHARE) // (len(FEW) + 1)
