@@ -46,6 +46,7 @@ FIRST_LOOKS = 0.3  # the share for the first looks at the best pairs, together
 SLOW = 0.7  # the share for the best pair of a mechanism whose calls are too few for those
 LEARN = 20_000  # transcripts a side, at most; rare events show in many only
 KEEP = 12
+NAMED = 3  # pairs with rare names that are looked at beside the first
 STAGES = ("first calls", "replays", "search", "directions", "numbers without noise", "conditions", "closer looks")
 
 
@@ -119,11 +120,9 @@ class Examination(ReplayStage, IdentificationStages, UnevenNoiseStage, NoiseTail
         self.ranked = [RankedPair(pair, top) for pair in self.shifted] + self.ranked
         self._nearest = self._foremost = self.ranked[0].pair
         foremost = self.ranked[: 2 + len(self.shifted)]
-        named = [one for one in rank_by_odds(self.ranked)[:2] if one.mixed and one not in foremost]
-        for one in (
-            *foremost,
-            *named,
-        ):  # numbers rank pairs; a name that only the record brings may be rare beside them
+        # numbers rank pairs; a name that only the record brings may be rare beside them
+        named = [one for one in rank_by_odds(self.ranked) if one.mixed and one not in foremost][:NAMED]
+        for one in [*foremost, *named]:
             self._bound_pair(one.pair, DEPTHS[0], self.stated_calls, "neighbours", FIRST_LOOKS / len(foremost + named))
 
     def _search_worst_directions(self) -> None:
