@@ -198,7 +198,8 @@ def _table_pairs(relation: str, tried: InputShapes, rng: np.random.Generator) ->
 def counted_neighbours(relation: str, tried: InputShapes) -> list[NeighbouringInputs]:
     """Tables in which one row, two rows and so on are like the record and the others zeros: of a sum that is rounded, or held
     against a threshold, before noise, one of these steps is the large one."""
-    rng, found = np.random.default_rng(tried.seed), []
+    rng = np.random.default_rng(tried.seed)
+    found: list[NeighbouringInputs] = []
     for n, d in tried.tables:
         name, u = next(iter(unit_directions(d, rng).items()))
         for k in range(1, n - 1):
