@@ -55,7 +55,7 @@ METHODS: Mapping[str, tuple[str, ...]] = {
     ),
     "dp_head_random": ("algo=dp_head_random", "algo.rounds=60"),
     "dp_head_scattering": ("algo=dp_head_scattering", "algo.rounds=40"),
-    "dp_merf": ("algo=dp_merf", "algo.fitting.steps=100"),
+    "dp_merf": ("algo=dp_merf", "algo.fitting.steps=100", "privacy.count_noise=20"),
     "dp_psg": (
         "algo=dp_psg", "algo.ipc=10", "algo.generation.networks=20", "algo.generation.steps=5", "algo.server.epochs=60",
     ),
