@@ -388,10 +388,13 @@ class FedRD(Method, AuditHooks):
         return MatchingSteps(networks, self.matching, project, projected_start(project))
 
     def released(self, broadcast: Values, shard: Shard, ctx: ClientContext) -> Upload:
-        """A client's releases under a guarantee, without the training of its own projection."""
-        if "projection" not in broadcast:
+        """A client's releases under a guarantee, without the training of its own projection: one that is noised may be any."""
+        projection = dict(broadcast.get("projection", {}))
+        if not projection and ctx.protected(QUERY):
+            projection = self._new_projection(shard.shape, shard.classes, ctx.keys)
+        if not projection:
             return self.local(broadcast, {}, shard, ctx)[0]
-        return self._build_upload(broadcast, broadcast["projection"], shard, ctx)
+        return self._build_upload(broadcast, to_device(projection, shard.train.x.device), shard, ctx)
 
     def _new_projection(self, shape: tuple[int, int, int], classes: int, keys: Keys) -> State:
         return initial(self.projection, shape, classes, keys.fold("projection").torch())

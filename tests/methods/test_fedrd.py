@@ -234,6 +234,20 @@ def test_the_ledger_composes_projection_and_representations() -> None:
     assert progress.ledger.epsilon() == pytest.approx(whole, rel=0.02) and maps < whole < float("inf")
 
 
+def test_releases_under_a_guarantee_train_no_personal_projection() -> None:
+    """The likelihood-ratio test asks for as many classes as it makes runs, more than the task model has."""
+    made = tiny("fedrd_personal_dp")
+    plan, shard = made.plan, made.shards[0]
+    count = plan.problem.classes + 3
+    ctx = replace(plan.client_context(0, 0), problem=replace(plan.problem, class_list=tuple(range(count))))
+    records = replace(shard.train.take(range(count)), y=torch.arange(count))
+    upload = plan.method.audit_hooks.released(
+        plan.method.broadcast(plan.method.init(plan.problem, plan.keys)), shard.with_train(records), ctx
+    )
+    assert {row.name for row in ctx.rows} == {"embedding", "class_counts"}
+    assert len(upload["labels"].value["y"].unique()) == count
+
+
 @pytest.mark.parametrize(
     ("more", "mechanisms"),
     [({"frozen_projection": True}, PERSONAL), ({}, {"dpsgd": PERSONAL["dpsgd"]}), ({"printed": True}, {**PRINTED, "dpsgd": PERSONAL["dpsgd"]})],
