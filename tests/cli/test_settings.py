@@ -68,6 +68,12 @@ def own_run() -> DictConfig:
     return tiny_config("own_training", "algo.training=own_net:train", "model=mlp")
 
 
+def test_the_order_of_settings_is_no_setting() -> None:
+    config = tiny_config("fedavg", "privacy=client")
+    turned = OmegaConf.create(dict(reversed([*OmegaConf.to_container(config, resolve=True).items()])))
+    assert [*turned] != [*config] and settings_fingerprint(turned) == settings_fingerprint(config)
+
+
 def test_an_edited_function_is_another_run_and_is_refused(net: Any, tmp_path: Path) -> None:
     """By the same command, by resume=DIR, and for its shadow models and noise, which go by the fingerprint."""
     file, run = net(TRAIN.format(1)), tmp_path / "run"

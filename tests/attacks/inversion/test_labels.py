@@ -37,6 +37,14 @@ def test_counts_of_an_untrained_model_beat_chance_by_far(batch: int) -> None:
     assert sum(scores) / 5 > 0.95 > sum(chances) / 5
 
 
+def test_a_head_without_bias_is_read_through_its_mean_input() -> None:
+    """All probabilities are those of an empty head, and all records are one: the gradient is (p_c - n_c / B) f exactly."""
+    model = nn.Sequential(nn.Flatten(), nn.Linear(16, 4, bias=False))
+    nn.init.zeros_(model[1].weight)
+    x, y = torch.full((4, 1, 4, 4), 3.0), torch.tensor([0, 0, 0, 1])
+    assert labels.recover_labels(model, sent(model, x, y), 4, x).tolist() == y.tolist()
+
+
 def test_counts_are_exact_when_the_probabilities_are() -> None:
     true = torch.tensor([3, 0, 5, 0, 8])
     p = torch.softmax(torch.randn(5, generator=rng()), 0)
