@@ -32,7 +32,7 @@ FEW = ("algo.virtual.ipc=2", "algo.virtual.networks=1", "algo.virtual.matches=1"
 
 def pointed(*more: str, base: str = "fedavg") -> tuple[Plan, Shard]:
     """A point of the grid in the place of FedFed: the same federation, mechanism, noise and random streams."""
-    words = () if base == "fedavg" else (f"algo/base={base}",)
+    words = () if base == "fedavg" else (f"algo/base={base}", "algo.base.rounds=2")
     plain = tiny("fedfed", *words)
     method = tiny("fedfed_virtual", *words, *more).plan.method
     assert isinstance(method, FedFedVirtual)
@@ -47,13 +47,15 @@ def sent_to(plan: Plan, round: int) -> Mapping[str, Tensors]:
 # --- reductions ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("base", "where"), [("fedavg", "everywhere"), ("scaffold", "release")])
+@pytest.mark.parametrize(("base", "where"), [("fedavg", "everywhere"), ("scaffold", "release"), ("scaffold", "everywhere")])
 def test_fedfed_with_records_for_images_is_fedfed(base: str, where: str) -> None:
-    """The identity distiller: everything that every client sent, and the server after all rounds, to the bit."""
+    """The identity distiller: everything that every client sent, and the server after all rounds, to the bit; also where
+    what a client remembers of one round of the base method decides what it sends in the next."""
+    words = () if base == "fedavg" else (f"algo/base={base}", "algo.base.rounds=2")
     plan, _ = pointed("algo/virtual=records", f"algo.where={where}", base=base)
-    experiment = tiny("fedfed", *(() if base == "fedavg" else (f"algo/base={base}",)))
+    experiment = tiny("fedfed", *words)
     ours = finished(replace(experiment, plan=plan))
-    theirs = trained("fedfed", *(() if base == "fedavg" else (f"algo/base={base}",)))[0]
+    theirs = trained("fedfed", *words)[0]
     assert equal(ours.server, theirs.server) and equal(ours.memories.get(0, {}), theirs.memories.get(0, {}))
     digests = [[r.digest for r in progress.ledger.releases] for progress in (ours, theirs)]
     assert digests[0] == digests[1] and len(digests[0]) > 20
