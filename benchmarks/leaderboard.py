@@ -54,7 +54,9 @@ METHODS: Mapping[str, tuple[str, ...]] = {
         "algo.weight_decay=0", "privacy.expected_batch=200",
     ),
     "dp_head_random": ("algo=dp_head_random", "algo.rounds=60"),
-    "dp_head_scattering": ("algo=dp_head_scattering", "algo.rounds=40"),
+    "dp_head_scattering": (
+        "algo=dp_head_scattering", "algo.rounds=200", "algo.lr=300", "algo.momentum=0.9", "algo.noisiest=0.018",
+    ),
     "dp_merf": ("algo=dp_merf", "algo.fitting.steps=100", "privacy.count_noise=20"),
     "dp_psg": (
         "algo=dp_psg", "algo.ipc=10", "algo.generation.networks=20", "algo.generation.steps=5", "algo.server.epochs=60",
