@@ -49,16 +49,16 @@ class Scattering:
     def __call__(self, x: Tensor) -> Tensor:
         height, width = x.shape[-2:]
         step = 2**self.scales
-        rows, columns = (step * (math.ceil(side / step) + 2) for side in (height, width))
-        padded = _extend_by_reflection(x, rows, columns, step)
+        tall, wide = (step * (math.ceil(side / step) + 2) for side in (height, width))
+        padded = _extend_by_reflection(x, tall, wide, step)
         found = self._coefficients(padded.flatten(0, 1), math.ceil(height / step), math.ceil(width / step))
         found = found.reshape(len(x), x.shape[1], self.channels, -1)
         if self.groups:
             grouped = found.reshape(len(x), x.shape[1], self.groups, -1)
             spread = grouped.std(-1, keepdim=True, correction=0) + SMALL
             found = (grouped - grouped.mean(-1, keepdim=True)) / spread
-        rows_ = found.flatten(1)
-        return rows_ / rows_.norm(dim=1, keepdim=True).clamp_min(SMALL)
+        rows = found.flatten(1)
+        return rows / rows.norm(dim=1, keepdim=True).clamp_min(SMALL)
 
     def _coefficients(self, x: Tensor, down: int, across: int) -> Tensor:
         """(n, h', w') -> (n, channels, down across), by the order in which paths are listed: scales first, then angles."""

@@ -64,48 +64,48 @@ class LayerGradients:
 
 @dataclass
 class LayerUse:
-    """A call of a layer on all records: what it read and gave, as they are below ``vmap``.
+    """A call of a layer on all records: its input and its output, as they are below ``vmap``.
 
     bound: its other arguments; names: argument -> parameter.
     """
 
     names: Mapping[str, str]
     bound: Mapping[str, Any]
-    read: Tensor
-    gave: Tensor
-    gave_axis: int
+    inputs: Tensor
+    output: Tensor
+    output_axis: int
     versions: tuple[int, int]
     rule: Rule
 
-    def parts(self, told: Tensor) -> Iterator[tuple[str, Part]]:
-        """Each parameter's gradient, from what the layer's output was told (its gradient)."""
-        found = self.rule(self.read, told.movedim(self.gave_axis, 0), self.bound)
+    def parts(self, upstream: Tensor) -> Iterator[tuple[str, Part]]:
+        """Each parameter's gradient, from the gradient of the loss in the layer's output."""
+        found = self.rule(self.inputs, upstream.movedim(self.output_axis, 0), self.bound)
         yield from ((name, found[argument]) for argument, name in self.names.items())
 
     @property
     def is_unchanged(self) -> bool:
-        """Whether nothing has written into what it read or gave."""
-        return (self.read._version, self.gave._version) == self.versions
+        """Whether nothing has written into its input or its output."""
+        return (self.inputs._version, self.output._version) == self.versions
 
 
 Rule = Callable[[Tensor, Tensor, Mapping[str, Any]], dict[str, Part]]
 
 
-def _linear_gradients(read: Tensor, told: Tensor, bound: Mapping[str, Any]) -> dict[str, Part]:
-    a, b = (t.reshape(len(t), -1, t.shape[-1]) for t in (read, told))
+def _linear_gradients(inputs: Tensor, upstream: Tensor, bound: Mapping[str, Any]) -> dict[str, Part]:
+    a, b = (t.reshape(len(t), -1, t.shape[-1]) for t in (inputs, upstream))
     if a.shape[1] == 1:
         return {"weight": OuterProducts(b[:, 0], a[:, 0]), "bias": b[:, 0]}
     return {"weight": torch.bmm(b.mT, a), "bias": b.sum(1)}
 
 
-def _convolution_gradients(read: Tensor, told: Tensor, bound: Mapping[str, Any]) -> dict[str, Part]:
-    """read (n, k, c, h, w) of k images a record, told likewise."""
-    rows = _match_patches(told, read, bound)
-    return {"weight": rows, "bias": told.sum((1, 3, 4))}
+def _convolution_gradients(inputs: Tensor, upstream: Tensor, bound: Mapping[str, Any]) -> dict[str, Part]:
+    """inputs (n, k, c, h, w) of k images a record, upstream likewise."""
+    rows = _match_patches(upstream, inputs, bound)
+    return {"weight": rows, "bias": upstream.sum((1, 3, 4))}
 
 
-def _transposed_convolution_gradients(read: Tensor, told: Tensor, bound: Mapping[str, Any]) -> dict[str, Part]:
-    return {"weight": _match_patches(read, told, bound), "bias": told.sum((1, 3, 4))}
+def _transposed_convolution_gradients(inputs: Tensor, upstream: Tensor, bound: Mapping[str, Any]) -> dict[str, Part]:
+    return {"weight": _match_patches(inputs, upstream, bound), "bias": upstream.sum((1, 3, 4))}
 
 
 def _match_patches(of: Tensor, images: Tensor, bound: Mapping[str, Any]) -> Tensor:
@@ -117,14 +117,15 @@ def _match_patches(of: Tensor, images: Tensor, bound: Mapping[str, Any]) -> Tens
     return rows[:, 0] if rows.shape[1] == 1 else rows.sum(1)
 
 
-def _group_norm_gradients(read: Tensor, told: Tensor, bound: Mapping[str, Any]) -> dict[str, Part]:
-    b = told.reshape(*told.shape[:3], -1)
-    plain = F.group_norm(read.flatten(0, 1), bound["num_groups"], eps=bound["eps"]).reshape(b.shape)
+def _group_norm_gradients(inputs: Tensor, upstream: Tensor, bound: Mapping[str, Any]) -> dict[str, Part]:
+    b = upstream.reshape(*upstream.shape[:3], -1)
+    plain = F.group_norm(inputs.flatten(0, 1), bound["num_groups"], eps=bound["eps"]).reshape(b.shape)
     return {"weight": (plain * b).sum((1, 3)), "bias": b.sum((1, 3))}
 
 
-def _embedding_gradients(read: Tensor, told: Tensor, bound: Mapping[str, Any]) -> dict[str, Part]:
-    places, b = F.one_hot(read.flatten(1), len(bound["weight"])).to(told), told.reshape(len(told), -1, told.shape[-1])
+def _embedding_gradients(inputs: Tensor, upstream: Tensor, bound: Mapping[str, Any]) -> dict[str, Part]:
+    places = F.one_hot(inputs.flatten(1), len(bound["weight"])).to(upstream)
+    b = upstream.reshape(len(upstream), -1, upstream.shape[-1])
     rows = torch.bmm(places.mT, b)
     if bound["padding_idx"] is not None:
         rows[:, bound["padding_idx"]] = 0
@@ -179,29 +180,29 @@ class _LayerTrace(TorchFunctionMode):
         super().__init__()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        gave = func(*args, **(kwargs or {}))
+        output = func(*args, **(kwargs or {}))
         if (
             self.known
-            and isinstance(gave, Tensor | tuple | list)
+            and isinstance(output, Tensor | tuple | list)
             and self._reads_parameter((*args, *(kwargs or {}).values()))
         ):
-            self.known = self._note_use(func, args, kwargs or {}, gave)
-        return gave
+            self.known = self._note_use(func, args, kwargs or {}, output)
+        return output
 
     def _reads_parameter(self, values: Any) -> bool:
         return any(id(v) in self.names or (isinstance(v, tuple | list) and self._reads_parameter(v)) for v in values)
 
-    def _note_use(self, func: Any, args: Any, kwargs: Any, gave: Any) -> bool:
+    def _note_use(self, func: Any, args: Any, kwargs: Any, output: Any) -> bool:
         if func not in LAYERS:
             return False
         layer = LAYERS[func]
         bound = {**layer.defaults, **dict(zip(layer.arguments, args)), **kwargs}
         names = {key: self.names[id(v)] for key, v in bound.items() if id(v) in self.names}
-        read, axis = bound.pop("input"), torch._C._functorch.maybe_get_bdim(gave)
-        if id(read) in self.names or axis < 0 or not _is_plain(bound):
+        inputs, axis = bound.pop("input"), torch._C._functorch.maybe_get_bdim(output)
+        if id(inputs) in self.names or axis < 0 or not _is_plain(bound):
             return False
-        inside = _below_vmap(read, self.count)
-        out = torch._C._functorch.get_unwrapped(gave)
+        inside = _below_vmap(inputs, self.count)
+        out = torch._C._functorch.get_unwrapped(output)
         self.uses.append(LayerUse(names, bound, inside, out, axis, (inside._version, out._version), layer.rule))
         return True
 
@@ -233,14 +234,14 @@ def _gradients_by_layer(
     total = losses.sum()
     if unused and any(g is not None for g in torch.autograd.grad(total, unused, retain_graph=True, allow_unused=True)):
         return None  # used where no trace sees it
-    told = torch.autograd.grad(total, [use.gave for use in trace.uses])
-    for use, b in zip(trace.uses, told):
+    upstream = torch.autograd.grad(total, [use.output for use in trace.uses])
+    for use, b in zip(trace.uses, upstream):
         for name, part in use.parts(b):
             parts[name].append(part)
-    return {name: _added(found, params[name], len(rows[0])) for name, found in parts.items()}
+    return {name: _add_parts(found, params[name], len(rows[0])) for name, found in parts.items()}
 
 
-def _added(parts: list[Part], like: Tensor, count: int) -> Part:
+def _add_parts(parts: list[Part], like: Tensor, count: int) -> Part:
     if len(parts) == 1:
         return parts[0]
     whole = [part if isinstance(part, Tensor) else part.to_rows() for part in parts]
