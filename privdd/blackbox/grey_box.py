@@ -151,8 +151,10 @@ class GreyBox(Examination):
         places = np.flatnonzero(noiseless_numbers(many))
         if not len(places):
             return
-        drawn = "sources of randomness are drawn from, and" if many.drawn else "no source of randomness is drawn from:"
-        says = f"{drawn} number {places[0]} of the release never changes, but by the record"
+        randomness = (
+            "sources of randomness are drawn from, and" if many.is_random else "no source of randomness is drawn from:"
+        )
+        says = f"{randomness} number {places[0]} of the release never changes, but by the record"
         self._add_counted(NOISELESS, len(many.codes[0]), says, one.pair)
 
     def _add_counted(self, name: str, count: int, says: str, pair: NeighbouringInputs) -> None:

@@ -27,7 +27,7 @@ class PairedReplays:
     """Transcripts of two neighbouring inputs, each seed used for both.
 
     present, absent (S, M): numbers of all calls, (S, 0) where releases differ in size (alike is false); codes: what is no
-    number, for each side; drawn: whether any call drew from a source that is known; repeats: whether a seed gives the same release again.
+    number, for each side; is_random: whether any call drew from a source that is known; repeats: whether a seed gives the same release again.
     """
 
     pair: NeighbouringInputs
@@ -35,7 +35,7 @@ class PairedReplays:
     absent: np.ndarray
     alike: bool
     codes: tuple[tuple[str, ...], tuple[str, ...]]
-    drawn: bool
+    is_random: bool
     repeats: bool
 
     @property
@@ -84,14 +84,14 @@ def replay_pair(
     mechanism: BlackBox, pair: NeighbouringInputs, calls: Sequence[Sequence[Data]], sources: FrozenSources, seeds: range
 ) -> PairedReplays:
     """One transcript of each side for each seed, and one again. calls: those of either side. Raises InputRefused."""
-    drawn, found = False, []
+    is_random, found = False, []
     for inputs in calls:
         side = []
         for at, seed in enumerate((*seeds, seeds[0])):
-            watch = not drawn and at < WATCHED
+            watch = not is_random and at < WATCHED
             sources.restart(seed, watch=watch)
             side.append(mechanism.transcript(inputs))
-            drawn = drawn or (watch and sources.drawn_from())
+            is_random = is_random or (watch and sources.drawn_from())
         found.append(side)
     repeats = all(
         np.array_equal(side[0].numbers, side[-1].numbers) and side[0].signature == side[-1].signature for side in found
@@ -100,7 +100,7 @@ def replay_pair(
     alike = len({len(row) for side in numbers for row in side}) == 1
     present, absent = (np.stack(side) if alike else np.zeros((len(seeds), 0)) for side in numbers)
     codes = [tuple(one.signature for one in side[:-1]) for side in found]
-    return PairedReplays(pair, present, absent, alike, (codes[0], codes[1]), drawn, repeats)
+    return PairedReplays(pair, present, absent, alike, (codes[0], codes[1]), is_random, repeats)
 
 
 SHARE = 0.08  # of the time and the calls that are left
@@ -132,7 +132,7 @@ class ReplayStage(ExaminationState):
         with FrozenSources() as sources:
             best: dict[tuple[object, ...], list[PairedReplays]] = {}
             for one in self._replays(sources):
-                if not one.drawn and one.is_constant and one.differs and self._tell_no_noise(one, sources):
+                if not one.is_random and one.is_constant and one.differs and self._tell_no_noise(one, sources):
                     return
                 if max(one.score) > 0:
                     rivals = [*best.get(size_of_data(one.pair.present), []), one]
@@ -195,7 +195,7 @@ class ReplayStage(ExaminationState):
         if count < 100:
             return False
         again = self._replay(one.pair, sources, range(count))
-        if again.drawn or not again.is_constant:
+        if again.is_random or not again.is_constant:
             return False
         level = self._next_level()
         bound = clopper_pearson(count, 0, 0, count, delta=level.delta, confidence=level.confidence)

@@ -74,7 +74,7 @@ def _replayed(mechanism, present, absent, seeds=range(1, 9)):
 def test_the_shift_is_exact_where_noise_is_added_and_unknown_elsewhere() -> None:
     rows, fewer = [[3.0], [0.25]], [[0.25]]
     added = _replayed(lambda x: np.clip(x, -1, 1).sum(0) + RNG.laplace(0, 5, 1), rows, fewer)
-    assert added.shift() == pytest.approx([1.0], abs=1e-12) and added.repeats and added.drawn and max(added.score) > 0
+    assert added.shift() == pytest.approx([1.0], abs=1e-12) and added.repeats and added.is_random and max(added.score) > 0
     scaled = _replayed(lambda x: (np.clip(x, -1, 1).sum(0) + RNG.laplace(0, 5, 1)) / len(x), rows, fewer)
     assert scaled.shift() is None and scaled.score == (0.0, 0.0)
     assert _replayed(lambda x: [1.0] * len(x), rows, fewer).shift() is None  # another size
