@@ -1,8 +1,7 @@
 """Lower bounds on epsilon from what an attack got right, each with the condition it needs. Imports no torch.
 
-From the two error rates of a membership attack, from scores whose threshold is chosen on other trials, and from a record
-that is identified among very many. Bounds from a single run are in ``attacks.one_run``, tests of a whole trade-off curve in
-``attacks.tradeoff``.
+From the two error rates of a membership attack, from scores whose threshold is chosen on other trials, from many canaries
+in a single run, and from a record that is identified among very many; and tests of an accountant's whole trade-off curve.
 
 ``finite_sample`` bounds hold at the stated confidence for any mechanism and any sample size. ``curve``: the accountant's
 whole trade-off curve is refuted wherever the value is above what it states, at the stated confidence and for any
@@ -16,15 +15,222 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Literal
 
 import numpy as np
 from scipy.optimize import brentq
 from scipy.special import betainc, betaincinv, betaln, log_ndtr, ndtr, ndtri
 
-from attacks.one_run import fdp_one_run, fdp_one_run_mu, one_run, one_run_p_value
-from attacks.statistics import check_confusion_counts, check_levels, lower_limit, shared_confidence
-from attacks.tradeoff import approximate_dp, error_rate_limits
+from attacks.statistics import (
+    bisect_refuted,
+    chance_of_at_least,
+    chance_of_exactly,
+    check_confusion_counts,
+    check_levels,
+    largest_refuted,
+    lower_limit,
+    shared_confidence,
+    upper_limit,
+)
+
+# An accountant states a curve f, type I error -> the least type II error with which anyone can tell a record's presence from
+# its absence (Dong, Roth and Su 2022). At delta 1e-5 hardly any number of runs shows anything, but at error rates of some per
+# cent a few hundred runs do. Both error rates have upper limits (Clopper and Pearson 1934) that hold together at the stated
+# confidence; if the second lies below f of the first, then f is refuted, for any mechanism and at any sample size.
+
+Curve = Callable[[Any], Any]  # type I errors in [0, 1] -> type II errors, floats or arrays
+GRID_POINTS = 400  # points at which the most testable one is looked for
+MAX_SCALE = 64.0  # times the noise that is stated: no larger fault is distinguished
+
+
+def gaussian_dp(mu: float) -> Curve:
+    """The curve of mu-Gaussian DP (Dong, Roth and Su 2022, equation 6)."""
+    return lambda alpha: ndtr(ndtri(1 - np.asarray(alpha)) - mu)
+
+
+def approximate_dp(epsilon: float, delta: float) -> Curve:
+    """The curve of (epsilon, delta)-DP (Wasserman and Zhou 2010; Kairouz et al. 2015)."""
+    up, down = math.exp(min(epsilon, 700.0)), math.exp(-epsilon)
+
+    def type_two_errors(alpha: Any) -> Any:
+        alpha = np.asarray(alpha)
+        return np.maximum(0.0, np.maximum(1 - delta - up * alpha, down * (1 - delta - alpha)))
+
+    return type_two_errors
+
+
+@dataclass(frozen=True)
+class TradeoffPoint:
+    """Where a curve is tested: type I error ``alpha`` and the log likelihood ratio ``threshold`` that has it."""
+
+    alpha: float
+    threshold: float
+
+
+@dataclass(frozen=True)
+class CurveTest:
+    """refuted: whether the curve itself is; scale: the largest member of its family that is refuted (0: none).
+
+    scale is in units of the stated curve: above 1 exactly where that is refuted. fpr, fnr: the rates' upper limits.
+    """
+
+    refuted: bool
+    scale: float
+    fpr: float
+    fnr: float
+    runs: int
+
+
+def error_rate_limits(tp: Any, fn: Any, fp: Any, tn: Any, confidence: float) -> tuple[Any, Any]:
+    """Upper limits (FPR, FNR) that hold together at ``confidence`` (Clopper and Pearson 1934); floats or arrays."""
+    tp, fn, fp, tn = (np.asarray(count, dtype=np.float64) for count in (tp, fn, fp, tn))
+    half = (1 - confidence) / 2
+    return upper_limit(fp, fp + tn, half), upper_limit(fn, fn + tp, half)
+
+
+def most_testable_point(curve: Curve, runs: int, *, confidence: float = 0.95) -> TradeoffPoint:
+    """The point at which ``runs`` trials a side lose least to their size, chosen from the curve alone.
+
+    Error rates are compared as the mu of the Gaussian curve through them: chosen is the point whose limits, at the
+    counts expected there, keep the largest share of its mu.
+    """
+    inner = np.geomspace(0.5 / runs, 0.5, GRID_POINTS)
+    alpha = np.concatenate([inner, 1 - inner[-2::-1]])
+    beta = np.asarray(curve(alpha), dtype=np.float64)
+    fpr, fnr = error_rate_limits(runs * (1 - beta), runs * beta, runs * alpha, runs * (1 - alpha), confidence)
+    true = _gaussian_mu(alpha, beta)
+    share = np.where(true > 1e-9, _gaussian_mu(fpr, fnr) / np.maximum(true, 1e-9), -np.inf)
+    at = int(np.argmax(share[1:-1])) + 1
+    slopes = np.maximum(-np.diff(beta) / np.diff(alpha), 1e-300)
+    # dP/dQ there is minus the slope
+    return TradeoffPoint(float(alpha[at]), float(np.log(slopes[at - 1] * slopes[at]) / 2))
+
+
+def _gaussian_mu(fpr: Any, fnr: Any) -> Any:
+    low = 1e-300
+    return ndtri(np.clip(1 - fpr, low, 1 - 1e-16)) - ndtri(np.clip(fnr, low, 1 - 1e-16))
+
+
+def curve_test(
+    inside: Any, outside: Any, family: Callable[[float], Curve], *, threshold: float, confidence: float = 0.95
+) -> CurveTest:
+    """Test ``family(1)`` on scores (R,) of independent runs with and (R',) without the record; larger = with it.
+
+    family: scale > 0 -> curve, 1 = as stated, larger = less private; threshold: fixed before the scores were seen, as
+    ``most_testable_point`` gives one for log likelihood ratios. Raises ValueError for empty scores and NaN.
+    """
+    one, other = (np.asarray(side, dtype=np.float64) for side in (inside, outside))
+    if one.ndim != 1 or other.ndim != 1 or not len(one) or not len(other) or np.isnan([one.sum(), other.sum()]).any():
+        raise ValueError(f"scores {one.shape} and {other.shape}: one-dimensional, not empty and without NaN is needed")
+    check_levels(0.0, confidence)
+    tp, fp = int((one >= threshold).sum()), int((other >= threshold).sum())
+    fpr, fnr = (float(x) for x in error_rate_limits(tp, len(one) - tp, fp, len(other) - fp, confidence))
+    refuted = bool(fnr < family(1.0)(fpr))
+    scale = largest_refuted_scale(lambda s: bool(fnr < family(s)(fpr)), refuted)
+    return CurveTest(refuted, scale, fpr, fnr, len(one) + len(other))
+
+
+def largest_refuted_scale(refuted: Callable[[float], bool], at_one: bool) -> float:
+    """The largest refuted scale: above 1 exactly where scale 1 is refuted, 0 where hardly any is."""
+    if at_one:
+        return math.nextafter(1 + largest_refuted(lambda s: refuted(1 + s), steps=10, limit=MAX_SCALE), math.inf)
+    if not refuted(1 / MAX_SCALE):
+        return 0.0
+    return bisect_refuted(refuted, 1 / MAX_SCALE, 1.0, steps=9)
+
+
+@lru_cache(maxsize=4096)
+def one_run(m: int, guesses: int, correct: int, *, delta: float, confidence: float = 0.95) -> float:
+    """Steinke, Nasr and Jagielski (2023), Theorem 5.2: a bound from a single run.
+
+    m: records that were each in or out by an independent fair coin; guesses: how many the attack
+    guessed, a number fixed beforehand; correct: how many of these are right.
+    """
+    check_guesses(m, guesses, correct)
+    check_levels(delta, confidence)
+    if guesses == 0:
+        return 0.0
+    return largest_refuted(lambda eps: one_run_p_value(m, guesses, correct, eps, delta) <= 1 - confidence)
+
+
+def one_run_p_value(m: int, guesses: int, correct: int, epsilon: float, delta: float) -> float:
+    """P[at least ``correct`` right guesses] under any (epsilon, delta)-DP mechanism, at most."""
+    rate = 1 / (1 + math.exp(-epsilon))
+    tail = float(chance_of_at_least(correct, guesses, rate))
+    if delta == 0 or correct == 0:
+        return min(tail, 1.0)
+    below = np.cumsum(chance_of_exactly(np.arange(correct - 1, -1, -1), guesses, rate))
+    return min(tail + 2 * m * delta * float(np.max(below / np.arange(1, correct + 1))), 1.0)
+
+
+def check_guesses(m: int, guesses: int, correct: int) -> None:
+    """Raises ValueError for counts that no attack on m records has."""
+    if not 0 <= correct <= guesses <= m or not m >= 1:
+        raise ValueError(f"m={m}, guesses={guesses}, correct={correct}: 0 <= correct <= guesses <= m is needed")
+
+
+# Mahloujifar, Melis and Chaudhuri (2024): one run against a whole trade-off curve f. That is refuted, so a bound on epsilon
+# at delta is distribution-free only where f is the curve of all (epsilon, delta)-DP mechanisms.
+#
+# A mechanism is f-DP if no test tells a record's presence from its absence with type I error a and type II error below
+# f(a), in either direction. Let m records be in or out by independent fair coins, and let the attack make exactly
+# ``guesses`` guesses, p_j being the chance that j are right. Their Theorem: for every set T of counts,
+#
+#     sum over j in T of j p_j / m  <=  F(sum over j in T of (guesses - j + 1) p_(j-1) / m),     F(x) = 1 - f(x).
+#
+# If at least ``correct`` right guesses had a chance of ``alpha`` or more, these inequalities would force more than all
+# of the probability (their Algorithm 3): then f is refuted at level alpha. Nothing else is assumed.
+
+
+def is_fdp_refuted(m: int, guesses: int, correct: int, curve: Curve, alpha: float) -> bool:
+    """Whether f-DP for ``curve`` gives so many right guesses a chance below ``alpha``.
+
+    curve: type I error -> smallest type II error; it must be its own inverse, as a curve that holds for both orders
+    of a pair of neighbours is. Raises ValueError for impossible counts.
+    """
+    check_guesses(m, guesses, correct)
+    right, wrong = alpha * correct / m, alpha * (guesses - correct) / m
+    for count in range(correct - 1, -1, -1):
+        least = max(wrong, float(curve(1 - right)))  # the inverse of F, as f is its own inverse
+        if least == wrong:
+            break  # nothing is forced any more
+        right = min(right + count / (guesses - count) * (least - wrong), 1.0)
+        wrong = least
+    return right + wrong > guesses / m
+
+
+def largest_refuted_parameter(
+    m: int, guesses: int, correct: int, family: Callable[[float], Curve], *, confidence: float = 0.95
+) -> float:
+    """The largest parameter whose curve is refuted, 0 where none is.
+
+    family: parameter >= 0 -> curve, larger = less private, with 0 for perfect privacy.
+    """
+    check_guesses(m, guesses, correct)
+    check_levels(0.0, confidence)
+    return largest_refuted(lambda value: is_fdp_refuted(m, guesses, correct, family(value), 1 - confidence))
+
+
+@lru_cache(maxsize=4096)
+def fdp_one_run(m: int, guesses: int, correct: int, *, delta: float, confidence: float = 0.95) -> float:
+    """A bound on epsilon at ``delta`` for any mechanism: the largest epsilon whose whole DP region is refuted."""
+    check_levels(delta, confidence)
+    return largest_refuted_parameter(m, guesses, correct, lambda eps: approximate_dp(eps, delta), confidence=confidence)
+
+
+@lru_cache(maxsize=4096)
+def fdp_one_run_mu(m: int, guesses: int, correct: int, *, confidence: float = 0.95) -> float:
+    """The largest mu for which mu-Gaussian DP is refuted. Read as an epsilon it is an estimate, no bound."""
+    return largest_refuted_parameter(m, guesses, correct, gaussian_dp, confidence=confidence)
+
+
+def one_run_bounds(m: int, counts: Sequence[tuple[int, int]], *, delta: float, confidence: float) -> dict[str, float]:
+    """Both bounds by name, each the best of several (guesses, right guesses); all hold together at ``confidence``."""
+    each = shared_confidence(confidence, 2 * len(counts))
+    methods: dict[str, Callable[..., float]] = {"one_run": one_run, "fdp_one_run": fdp_one_run}
+    return {name: max(bound(m, *c, delta=delta, confidence=each) for c in counts) for name, bound in methods.items()}
+
 
 __all__ = [
     "VALIDITY", "Bound", "Validity", "bayesian", "best_threshold", "clopper_pearson", "fdp_one_run", "fdp_one_run_mu",

@@ -33,7 +33,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from attacks.lpips import load_pretrained_trunk
+from attacks.images import load_pretrained_trunk
 from benchmarks.accuracy import Curve, run, shown
 from benchmarks.leaderboard import METHODS
 from benchmarks.machine import hardware

@@ -39,8 +39,7 @@ from attacks.inversion.evaluation import class_mean_images
 from attacks.inversion.gradient import InvertingGradients
 from attacks.inversion.gradient_matching import mean_total_variation
 from attacks.inversion.labels import guess_labels
-from attacks.inversion.reconstruction import PixelScale
-from attacks.inversion.victim import SINGLE_STEP, Victim
+from attacks.inversion.victim import SINGLE_STEP, PixelScale, Victim
 from privdd.models import ModelSpec, build, initial
 
 MEAN, STD = 0.286, 0.353

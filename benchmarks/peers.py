@@ -33,11 +33,10 @@ import torch
 from opacus.accountants import PRVAccountant, RDPAccountant
 from scipy.stats import binom
 
-from attacks.epsilon import one_run_from_scores
+from attacks.epsilon import fdp_one_run_mu, one_run, one_run_from_scores
 from attacks.membership.attack import guess_counts
 from attacks.membership.lira import lira
 from attacks.membership.signals import logit_scaled
-from attacks.one_run import fdp_one_run_mu, one_run
 from attacks.roc import roc, tpr_at_fpr
 from benchmarks import accounting, dp_sgd, public_tool, shadows, simulation
 from benchmarks.inversion import load, matched

@@ -24,8 +24,7 @@ from torch import Tensor, nn
 from attacks.inversion.evaluation import class_mean_images
 from attacks.inversion.gradient import InvertingGradients
 from attacks.inversion.labels import guess_labels
-from attacks.inversion.reconstruction import PixelScale
-from attacks.inversion.victim import SINGLE_STEP, Victim
+from attacks.inversion.victim import SINGLE_STEP, PixelScale, Victim
 from benchmarks.inversion import load, matched
 from privdd.data.readers import import_torchvision
 from privdd.models import ModelSpec, build, initial

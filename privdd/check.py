@@ -29,8 +29,7 @@ def _run_command(argv: Sequence[str]) -> int:
     from privdd.blackbox.mechanism import add_search_folder
     from privdd.blackbox.page import write_check_page
     from privdd.blackbox.runner import run_check, stage_count
-    from privdd.core.arguments import values_below
-    from privdd.core.validation import BadConfig
+    from privdd.core.validation import BadConfig, values_below
     from privdd.integrations.components import adapt_component
     from privdd.reporting import policy as limits
     from privdd.runtime.progress import show_progress
@@ -62,7 +61,7 @@ def _check_components(given: Mapping[str, Any]) -> int:
     from privdd.blackbox.arguments import CHECK, check_request
     from privdd.blackbox.runner import run_check
     from privdd.core.validation import BadConfig
-    from privdd.integrations import component_table as table
+    from privdd.integrations import components as table
     from privdd.integrations.components import adapt_component
     from privdd.reporting.export import write_markdown_page
     from privdd.runtime.progress import show_progress

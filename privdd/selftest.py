@@ -8,8 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from privdd.core.arguments import Command, Key, read_path, read_text, read_word
-from privdd.core.validation import BadConfig, parse_integer, parse_integer_list
+from privdd.core.validation import (
+    BadConfig,
+    Command,
+    Key,
+    parse_integer,
+    parse_integer_list,
+    read_path,
+    read_text,
+    read_word,
+)
 
 EXIT_MISSED = 2
 SELFTEST = Command(

@@ -27,7 +27,7 @@ import numpy as np
 import pytest
 import torch
 
-from attacks.lpips import load_pretrained_trunk
+from attacks.images import load_pretrained_trunk
 from tests import quick_configs
 
 torch.set_num_threads(1)

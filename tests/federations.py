@@ -10,7 +10,7 @@ import pytest
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from attacks.lpips import load_pretrained_trunk
+from attacks.images import load_pretrained_trunk
 from privdd.cli.build import build_experiment
 from privdd.cli.compose import compose_config, config_dir, group_choices
 from privdd.core.types import Received, Shard, State

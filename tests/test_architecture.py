@@ -258,7 +258,7 @@ IN_PLACE = {"normal_", "uniform_", "bernoulli_", "random_", "exponential_", "cau
 LIKE = {"rand_like", "randn_like", "randint_like"}
 NUMPY = {"default_rng", "Generator", "PCG64", "SeedSequence", "BitGenerator"}  # what does not touch the global state
 EXCEPTIONS = {
-    ("attacks.lpips", "pickle"): "a restricted unpickler that can build arrays only, for published weights",
+    ("attacks.images", "pickle"): "a restricted unpickler that can build arrays only, for published weights",
     ("privdd.external.predictor", "torch.load"): "weights_only=True: torch's own restricted unpickler, which builds tensors only",
     ("privdd.methods.own_training", "torch.manual_seed"): "the user's own function may draw from it; it is put back afterwards",
     ("privdd.blackbox.randomness", "random"): "generators that a stranger's code draws from are set, and put back",

@@ -12,8 +12,14 @@ from torch import Tensor, nn
 from attacks.arrays import accepts_numpy
 from attacks.inversion.evaluation import _require_images, compare_with_records, own_records
 from attacks.inversion.feature_inversion import WhiteBox
-from attacks.inversion.reconstruction import Channelwise, PixelScale, Reconstruction, check_gradient_request
-from attacks.inversion.victim import observed_gradients, victim_model
+from attacks.inversion.victim import (
+    Channelwise,
+    PixelScale,
+    Reconstruction,
+    check_gradient_request,
+    observed_gradients,
+    victim_model,
+)
 from attacks.types import SERVER_ONLY, UPDATE_SURFACES, Attack, Capture, Evidence, Family, Finding, Truth, View
 from attacks.validation import check_counts
 

@@ -12,8 +12,7 @@ from scipy.stats import chi2
 from torch import Tensor
 
 from attacks.arrays import accepts_numpy
-from attacks.images import MAX_PSNR, bootstrap_interval, lpips, match, negative_mse, psnr, ssim
-from attacks.lpips import load_pretrained_trunk
+from attacks.images import MAX_PSNR, bootstrap_interval, load_pretrained_trunk, lpips, match, negative_mse, psnr, ssim
 from attacks.types import Attack, Evidence, Family, Finding, Truth, View
 
 

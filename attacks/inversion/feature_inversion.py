@@ -22,7 +22,7 @@ from attacks.arrays import accepts_numpy
 from attacks.gpu import draw_ahead
 from attacks.inversion.evaluation import class_mean_images, compare_with_records, describe_no_gain
 from attacks.inversion.gradient_matching import mean_total_variation
-from attacks.inversion.reconstruction import Reconstruction
+from attacks.inversion.victim import Reconstruction
 from attacks.types import ANY_ADVERSARY, Attack, Capture, Evidence, Family, Finding, Surface, Truth, View
 from attacks.validation import check_counts, check_non_negative, check_positive
 

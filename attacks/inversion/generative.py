@@ -22,7 +22,7 @@ from attacks.gpu import average_pool, draw_ahead
 from attacks.images import psnr
 from attacks.inversion.evaluation import class_mean_images, has_record_shape, image_qualities, pictures
 from attacks.inversion.feature_inversion import FeatureMap, draw_weights, true_map, uninitialised_layer
-from attacks.inversion.reconstruction import Reconstruction
+from attacks.inversion.victim import Reconstruction
 from attacks.types import Adversary, Attack, Evidence, Family, Finding, Surface, Truth, View
 from attacks.validation import check_below_one, check_counts, check_positive
 

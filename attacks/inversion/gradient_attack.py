@@ -16,10 +16,17 @@ from attacks.inversion.evaluation import (
     describe_no_gain,
     own_records,
 )
-from attacks.inversion.gradient import DLG, IDLG, InvertingGradients, Reconstruction, SeeThrough, gradient_norm
+from attacks.inversion.gradient import (
+    DLG,
+    IDLG,
+    InvertingGradients,
+    Reconstruction,
+    SeeThrough,
+    gradient_norm,
+    sent_statistics,
+)
 from attacks.inversion.gradient_matching import LayerStatistics
 from attacks.inversion.labels import chance_overlap, label_counts_of_update, label_overlap, sgd_displacement
-from attacks.inversion.seethrough import sent_statistics
 from attacks.inversion.victim import LocalSteps, local_steps, observed_gradients, victim_model
 from attacks.types import SERVER_ONLY, UPDATE_SURFACES, Attack, Capture, Evidence, Family, Finding, Surface, Truth, View
 from attacks.validation import check_counts, check_non_negative

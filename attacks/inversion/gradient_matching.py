@@ -18,8 +18,15 @@ from torch import Tensor, nn
 
 from attacks.gpu import draw_ahead, memory_budget, record_cuda_graph, steps_between_reads
 from attacks.inversion.labels import guess_labels
-from attacks.inversion.reconstruction import Channelwise, PixelScale, Reconstruction, check_gradient_request
-from attacks.inversion.victim import SINGLE_STEP, LocalSteps, Victim
+from attacks.inversion.victim import (
+    SINGLE_STEP,
+    Channelwise,
+    LocalSteps,
+    PixelScale,
+    Reconstruction,
+    Victim,
+    check_gradient_request,
+)
 from attacks.validation import check_counts, check_non_negative, check_positive
 
 Gradients = Sequence[Tensor]

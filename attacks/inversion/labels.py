@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from attacks.arrays import accepts_numpy
-from attacks.inversion.reconstruction import PixelScale
-from attacks.inversion.victim import LocalSteps, local_steps, observed_gradients, victim_model
+from attacks.inversion.victim import LocalSteps, PixelScale, local_steps, observed_gradients, victim_model
 from attacks.statistics import chance_of_exactly
 from attacks.types import SERVER_ONLY, Attack, Capture, Evidence, Family, Finding, Surface, Truth, View
 

@@ -13,7 +13,7 @@ from attacks.gpu import steps_between_reads
 from attacks.images import bootstrap_interval, psnr
 from attacks.inversion.evaluation import class_mean_images, image_qualities, pictures
 from attacks.inversion.generative import EvaluationClassifier, GenerativeInversion, WganGp, class_accuracy
-from attacks.inversion.reconstruction import Channelwise, PixelScale, Reconstruction
+from attacks.inversion.victim import Channelwise, PixelScale, Reconstruction
 from attacks.types import ANY_ADVERSARY, Attack, Evidence, Family, Finding, Surface, Truth, View
 from attacks.validation import check_counts, check_positive
 

@@ -17,9 +17,8 @@ import torch
 from torch import Tensor
 
 from attacks.canaries import CanaryScores, draw_block_images, select_independent
-from attacks.epsilon import right_guesses
+from attacks.epsilon import largest_refuted_parameter, one_run_bounds, right_guesses
 from attacks.membership.attack import guess_counts
-from attacks.one_run import largest_refuted_parameter, one_run_bounds
 from attacks.statistics import shared_confidence
 from attacks.types import Adversary, Family, Finding, Surface
 from privdd.auditing.dp_tests.instrumentation import (

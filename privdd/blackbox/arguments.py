@@ -10,7 +10,8 @@ from privdd.blackbox.claim import Inputs, Kind, Law, Neighbours, Sampling
 from privdd.blackbox.inputs import InputShapes
 from privdd.blackbox.runner import CALLS, CONFIDENCE, SECONDS, Adapter, CheckRequest
 from privdd.blackbox.target import load_target
-from privdd.core.arguments import (
+from privdd.core.validation import (
+    BadConfig,
     Command,
     Key,
     read_count,
@@ -20,7 +21,6 @@ from privdd.core.arguments import (
     read_word,
     values_below,
 )
-from privdd.core.validation import BadConfig
 
 TARGETS = ("mechanism", "method", "attack")
 CLAIM_KEYS = ("kind", "relation", "calls", "inputs")  # of the claim, though typed without "stated."

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from privdd.canary.sealed import CANARY_SIGNALS, MAX_CANARIES, SITE_NAME
-from privdd.core.arguments import (
+from privdd.core.validation import (
+    BadConfig,
     Command,
     Key,
     read_count,
@@ -18,7 +19,6 @@ from privdd.core.arguments import (
     read_word,
     values_below,
 )
-from privdd.core.validation import BadConfig
 from privdd.runtime.files import check_private, state_folder
 
 RECOMPUTE_TOLERANCE = 1e-3  # how far a score computed again may be off, relative to the largest

@@ -21,9 +21,8 @@ import numpy as np
 import torch
 
 from attacks.canaries import draw_block_images, select_independent
-from attacks.epsilon import right_guesses
+from attacks.epsilon import one_run_bounds, right_guesses
 from attacks.membership.attack import guess_counts
-from attacks.one_run import one_run_bounds
 from attacks.validation import check_archive
 from privdd.core.validation import BadConfig, check_number
 from privdd.runtime.files import DamagedRun, make_private, read_json, state_folder, write_bytes, write_json

@@ -46,7 +46,7 @@ ALLOWED_PARTS = frozenset(  # classes without a role, of which methods and attac
         "attacks.inversion.gradient.DLG",
         "attacks.inversion.gradient.IDLG",
         "attacks.inversion.model_inversion.MiFace",
-        "attacks.inversion.seethrough.SeeThrough",
+        "attacks.inversion.gradient.SeeThrough",
         "privdd.distillation.distribution_matching.MatchingSettings",
         "privdd.distillation.feature_split.SplitLoss",
         "privdd.distillation.image_fitting.FittingSettings",

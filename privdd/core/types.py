@@ -9,9 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-# State goes in and comes out; nothing here holds hidden state. That is what makes replay, resume and
-# distribution simple.
-
 Tensors = Mapping[str, Tensor]
 State = dict[str, Tensor]
 Values = Mapping[str, Tensors]  # what travels, by name

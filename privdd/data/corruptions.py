@@ -79,9 +79,6 @@ def displace_pixels(x: Tensor, dx: Tensor, dy: Tensor) -> Tensor:
     return F.grid_sample(x, grid.to(x.dtype), mode="bilinear", padding_mode="border", align_corners=False)
 
 
-# Not the original: frost is a texture made of noise, where CIFAR-10-C cuts from photos of ice; spattered water is drawn
-# without the relief that it takes from detected edges; lengths that are given for 32 pixels scale with the image.
-
 WATER, MUD = (175 / 255, 238 / 255, 238 / 255), (63 / 255, 42 / 255, 20 / 255)
 
 
@@ -215,9 +212,6 @@ TEXTURED_CORRUPTIONS: dict[str, Callable[[Tensor, int, Generator], Tensor]] = {
     "spatter": _add_spatter,
 }
 
-# All nineteen, with its severities 1 to 5; those of weather and lenses are above, with where they are
-# not the original. Images are (n, c, h, w) in [0, 1]; every draw comes from the generator. Pixel values are
-# clipped to [0, 1].
 
 Corruption = Callable[[Tensor, int, Generator], Tensor]
 

@@ -28,9 +28,6 @@ from privdd.core.rng import Keys
 from privdd.core.types import Records, Shard
 from privdd.data.dataset import Dataset
 
-# Each rule takes the labels (n,) and gives one sorted int64 index array per client; no record goes to
-# two clients. ``rng`` is the only source of chance.
-
 Labels = NDArray[np.integer]
 Index = NDArray[np.int64]
 ATTEMPTS = 1000  # Dirichlet draws before an unreachable min_size is reported

@@ -1,9 +1,5 @@
-"""Readers of standard data sets: scikit-learn's digits, MNIST from idx files, and what torchvision downloads.
-
-The digits need no network and no file. Downloads give up on a silent server. Beside a CPU build of torch, a CUDA build of
-torchvision cannot register its operators, and its import fails although data sets need none of them: the missing operators
-are then declared without an implementation.
-"""
+"""Readers of standard data sets (scikit-learn's digits, MNIST from idx files, what torchvision downloads) and of a user's own
+images: an npz of arrays, or a folder with one subfolder for each class. The digits need no network and no file."""
 
 from __future__ import annotations
 
@@ -13,18 +9,21 @@ import math
 import os
 import socket
 import sys
-from collections.abc import Iterator
+import warnings
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from attacks.validation import check_archive
 from privdd.core.rng import Keys
 from privdd.data.dataset import DataNotFound, Dataset, dataset_from_pairs
 
@@ -259,3 +258,269 @@ def _to_tensors(name: str, source: Any) -> tuple[Tensor, Tensor]:
     if x.ndim == 3:
         return x.unsqueeze(1), y
     return (x if name == "svhn" else x.permute(0, 3, 1, 2)), y
+
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+TEST_FRACTION = 0.2  # where the source has no test split of its own
+SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp"}
+FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP")  # no others: EPS would start Ghostscript
+DEEP = ("I;16", "I;16L", "I;16B", "I;16N")
+GREY = ("1", "L", "LA", *DEEP, "F")
+COLOURED = ("RGB", "RGBA", "RGBX", "P", "PA", "CMYK", "YCbCr")
+LARGEST_PICTURE = 2**26  # pixels
+LARGEST_FOLDER = 2**32  # bytes of all pictures, as of the arrays of an npz file
+FEW_BITS = 1 / 16  # of the range of 16 bits: 12 bits or fewer
+ARRAYS = ("x", "y", "x_test", "y_test", "domain", "domain_test")
+Pair = tuple[Tensor, Tensor]
+
+
+def load_npz(name: str, root: Path | None, keys: Keys) -> Dataset:
+    """data.root is the file: x (n, h, w), (n, h, w, c) or (n, c, h, w), whole numbers from 0 to 255 or float in [0, 1]; y (n,)
+    integers from 0; x_test and y_test where there is a test split (else a fifth is drawn). domain (n,), and
+    domain_test with a test split: integers or text that say where each record is from.
+
+    Raises DataNotFound without the file and ValueError where an array does not fit.
+    """
+    if root is None:
+        raise DataNotFound("data=npz: data.root=FILE is needed, a .npz file with arrays x and y")
+    if not root.is_file():
+        raise DataNotFound(f"data.root={root}: no such file; data=npz needs a .npz file with arrays x and y")
+    try:
+        check_archive(root)
+        with np.load(root, allow_pickle=False) as stored:
+            arrays = {key: stored[key] for key in ARRAYS if key in stored.files}
+    except Exception as error:  # a damaged zip raises EOFError, zlib.error, NotImplementedError and others
+        raise ValueError(
+            f"data.root={root}: not a .npz file of plain arrays, as numpy.savez writes it "
+            f"({' '.join(str(error).split())[:120]})"
+        ) from error
+    if not {"x", "y"} <= set(arrays):
+        raise ValueError(f"data.root={root}: arrays x and y are needed, found {sorted(arrays)}")
+    train = _check_pair(root, arrays["x"], arrays["y"])
+    rows = torch.arange(len(train[1])), torch.arange(0)
+    if {"x_test", "y_test"} <= set(arrays):
+        test = _check_pair(root, arrays["x_test"], arrays["y_test"])
+    else:
+        whole, rows = train, _draw_split(len(train[1]), keys)
+        train, test = ((whole[0][at], whole[1][at]) for at in rows)
+    classes = _count_classes(root, torch.cat([train[1], test[1]]))
+    flat = dataset_from_pairs(name, f"the user's arrays in {root.name}", classes, train, test)
+    return add_domains(flat, root, arrays, rows) if "domain" in arrays else flat
+
+
+def add_domains(flat: Dataset, root: Path, arrays: Mapping[str, NDArray[np.generic]], rows: Pair) -> Dataset:
+    """The data set with the domain of each record; rows: of the train and test records where one array held both."""
+    split = {"x_test", "y_test"} <= set(arrays)
+    none = arrays["domain"][:0]
+    given = [arrays["domain"], arrays.get("domain_test", none) if split else none]
+    for key, array in zip(("domain", "domain_test"), given):
+        if array.ndim != 1 or array.dtype.kind not in "iuU":
+            raise ValueError(
+                f"data.root={root}: {key} (n,) must hold integers or text, got {array.dtype} {array.shape}"
+            )
+    names, at = np.unique(np.concatenate([a.astype(str) for a in given]), return_inverse=True)
+    found = torch.from_numpy(at.astype(np.int64))
+    train, test = found.split([len(a) for a in given]) if split else (found[rows[0]], found[rows[1]])
+    if (len(train), len(test)) != (len(flat.train), len(flat.test)):
+        raise ValueError(
+            f"data.root={root}: domain and domain_test must say where each of {len(flat.train)} training and "
+            f"{len(flat.test)} test records is from, got {len(train)} and {len(test)}"
+        )
+    return replace(flat, domains=tuple(str(name) for name in names), domain=train, test_domain=test)
+
+
+def load_image_folder(name: str, root: Path | None, keys: Keys, size: int | None = None) -> Dataset:
+    """data.root holds one subfolder for each class, or train/ and test/ that do; classes in name order. Hidden names are
+    passed over.
+
+    All images become size x size (needed where they differ in size); colour if any image is coloured. Raises DataNotFound
+    where there are none, and ValueError, naming the file, for one that cannot be read for what it shows.
+    """
+    if root is None:
+        raise DataNotFound("data=folder: data.root=DIR is needed, a folder with one subfolder for each class")
+    if not root.is_dir():
+        raise DataNotFound(f"data.root={root}: no such folder; data=folder needs one subfolder for each class in it")
+    bases = [root / "train", root / "test"] if (root / "train").is_dir() and (root / "test").is_dir() else [root]
+    named = [sorted(p.name for p in base.iterdir() if p.is_dir() and not hidden(p.name)) for base in bases]
+    names = named[0]
+    if not names:
+        raise DataNotFound(f"data.root={root}: no class subfolders in {bases[0]}")
+    if apart := sorted(set(names) ^ set(named[-1])):
+        raise ValueError(
+            f"data.root={root}: train and test must hold the same class subfolders; {apart[0]} is in one alone"
+        )
+    listed = [_list_images(base, names) for base in bases]
+    grey = all(_is_grey(path) for files in listed for path, _ in files)
+    pairs = [_read_images(root, files, size, grey) for files in listed]
+    for x, y in pairs:
+        _check_pictures(root, x)
+        _count_classes(root, torch.from_numpy(y))
+    train, test = (_tensors(*pair) for pair in pairs) if len(pairs) == 2 else _split_pair(_tensors(*pairs[0]), keys)
+    return dataset_from_pairs(name, f"the user's images in {root.name}: {', '.join(names)}", len(names), train, test)
+
+
+def _check_pair(root: Path, x: NDArray[np.generic], y: NDArray[np.generic]) -> Pair:
+    if x.ndim not in (3, 4) or y.ndim != 1 or len(x) != len(y) or not len(y):
+        raise ValueError(f"data.root={root}: x (n, h, w[, c]) and y (n,) are needed, got {x.shape} and {y.shape}")
+    if not x.size:
+        raise ValueError(f"data.root={root}: images of at least one pixel are needed, got {x.shape}")
+    if not np.issubdtype(y.dtype, np.integer) or y.min() < 0:
+        raise ValueError(f"data.root={root}: y must hold integers >= 0, got {y.dtype}")
+    x = _check_pictures(root, x)
+    if x.ndim == 3:
+        x = x[:, None]
+    elif x.shape[-1] in (1, 3) and x.shape[1] not in (1, 3):
+        x = np.moveaxis(x, -1, 1)
+    if x.shape[1] not in (1, 3):
+        raise ValueError(f"data.root={root}: 1 or 3 channels are needed, got {x.shape}")
+    return _tensors(x, y)
+
+
+def _check_pictures(root: Path, x: NDArray[np.generic]) -> NDArray[np.generic]:
+    """Bytes as they are, whole numbers from 0 to 255 as bytes, reals in [0, 1] as float32. Raises ValueError for others."""
+    low, high = float(x.min()), float(x.max())
+    if x.dtype.kind == "b":
+        return x.astype(np.float32)
+    if x.dtype.kind in "iu" and low >= 0 and high <= 255:
+        if high <= 1 and x.any():
+            raise ValueError(
+                f"data.root={root}: whole numbers are read as 0 to 255, and these are 0 and 1 alone; give 0 and 255, or reals"
+            )
+        return x.astype(np.uint8)
+    if x.dtype.kind == "f" and low >= 0 and high <= 1:
+        return x.astype(np.float32)
+    got = f"{x.dtype} with NaN" if np.isnan(low) else f"{x.dtype} from {low:g} to {high:g}"
+    raise ValueError(f"data.root={root}: pixels must be whole numbers from 0 to 255 or reals from 0 to 1, got {got}")
+
+
+def _tensors(x: NDArray[np.generic], y: NDArray[np.generic]) -> Pair:
+    return torch.from_numpy(np.ascontiguousarray(x)), torch.from_numpy(y.astype(np.int64))
+
+
+def _count_classes(root: Path, labels: Tensor) -> int:
+    """How many classes there are: labels 0, 1, ... without a gap, since a gap would be a class of no record."""
+    found = labels.unique()
+    gaps = torch.nonzero(found != torch.arange(len(found)))
+    if len(gaps):
+        missing, label = int(gaps[0]), int(found[int(gaps[0])])
+        raise ValueError(
+            f"data.root={root}: y must number the classes 0, 1, ... without a gap, got {label} but no {missing}; "
+            "np.unique(y, return_inverse=True)[1] numbers them"
+        )
+    if len(found) < 2:
+        raise ValueError(f"data.root={root}: records of at least two classes are needed, y holds one")
+    return len(found)
+
+
+def _draw_split(count: int, keys: Keys) -> Pair:
+    """Which records are for training, and which for testing."""
+    order = torch.randperm(count, generator=keys.fold("split").torch())
+    cut = max(1, round(TEST_FRACTION * count))
+    return order[cut:].sort().values, order[:cut].sort().values
+
+
+def _split_pair(whole: Pair, keys: Keys) -> tuple[Pair, Pair]:
+    x, y = whole
+    train, test = _draw_split(len(y), keys)
+    return (x[train], y[train]), (x[test], y[test])
+
+
+def hidden(name: str) -> bool:
+    """Whether a file was not put there by a user: .ipynb_checkpoints, ._000.png, __MACOSX."""
+    return name.startswith(".") or name == "__MACOSX"
+
+
+def _list_images(base: Path, names: list[str]) -> list[tuple[Path, int]]:
+    found = []
+    for label, name in enumerate(names):
+        mine = [p for p in sorted((base / name).glob("*")) if p.suffix.lower() in SUFFIXES and not hidden(p.name)]
+        if not mine:
+            raise DataNotFound(
+                f"data.root={base}: no images ({', '.join(sorted(SUFFIXES))}) in the class subfolder {name}; they lie in it, "
+                "not in folders below it"
+            )
+        found += [(path, label) for path in mine]
+    return found
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Image.Image]:
+    """The picture, of one of ``FORMATS`` and of bounded size. Raises ValueError, naming the file, for anything else."""
+    from PIL import Image
+
+    shown = "".join(sign if sign.isprintable() else "?" for sign in str(path))
+    if not path.is_file():
+        raise ValueError(f"{shown}: no file")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # the limit below is lower
+            with Image.open(path, formats=FORMATS) as image:
+                if image.width * image.height > LARGEST_PICTURE:
+                    raise ValueError(f"{image.width} x {image.height} pixels; at most {LARGEST_PICTURE} are read")
+                if image.format != "MPO" and getattr(image, "n_frames", 1) > 1:  # MPO: a photo beside its preview
+                    raise ValueError(f"{image.n_frames} pictures in one file; one is read")  # type: ignore[attr-defined]
+                yield image
+    except Exception as error:  # Pillow's plugins raise OSError, SyntaxError, struct.error, zlib.error and others
+        why = "its size was declared as too large" if isinstance(error, Image.DecompressionBombError) else str(error)
+        said = " ".join(why.replace(str(path), shown).split())[:200]
+        raise ValueError(f"{shown}: not a picture that is read ({said or type(error).__name__})") from error
+
+
+def _is_grey(path: Path) -> bool:
+    with _opened(path) as image:
+        if image.mode in ("P", "PA"):
+            used = np.asarray(image.convert("RGB"))
+            return bool((used == used[..., :1]).all())
+        return image.mode in GREY
+
+
+def _read_images(
+    root: Path, files: list[tuple[Path, int]], size: int | None, grey: bool
+) -> tuple[NDArray[np.generic], NDArray[np.int64]]:
+    """(n, c, h, w) bytes, or float32 in [0, 1] where a picture holds more than bytes; labels (n,)."""
+    arrays, total = [], 0
+    for path, _ in files:
+        with _opened(path) as image:
+            arrays.append(_pixels(image, size, grey))
+        total += arrays[-1].nbytes
+        if total > LARGEST_FOLDER:
+            raise ValueError(f"data.root={root}: the images take more than {LARGEST_FOLDER >> 30} GiB; set data.size")
+    if len({a.shape for a in arrays}) > 1:
+        raise ValueError(f"data.root={root}: the images differ in size; set data.size to bring them to one")
+    deep = [a for a in arrays if a.dtype != np.uint8]
+    if deep and all(0 < float(a.max()) <= FEW_BITS for a in deep):
+        raise ValueError(
+            f"data.root={root}: pictures of 16 bits whose brightest value is {max(float(a.max()) for a in deep) * 65535:.0f} "
+            "would be almost black; write them with all 16 bits, or with 8"
+        )
+    if deep:
+        arrays = [a if a.dtype != np.uint8 else a.astype(np.float32) / 255 for a in arrays]
+    stack = np.stack(arrays)
+    stack = stack[:, None] if grey else np.moveaxis(stack, -1, 1)
+    return stack, np.array([label for _, label in files])
+
+
+def _pixels(image: Image.Image, size: int | None, grey: bool) -> NDArray[np.generic]:
+    """(h, w) or (h, w, 3): bytes; of pictures with more bits, float32 in [0, 1]. Raises ValueError for what is ambiguous."""
+    from PIL import Image, ImageOps
+
+    turned = ImageOps.exif_transpose(image)
+    if turned.mode not in (*GREY, *COLOURED):
+        raise ValueError(f"mode {turned.mode}: its range of values is not known; write it with 8 or 16 bits")
+    if ("A" in turned.getbands() or "transparency" in turned.info) and np.asarray(turned.convert("RGBA"))[
+        ..., 3
+    ].min() < 255:
+        raise ValueError("some pixels are transparent, and what lies behind them is not said; flatten it first")
+    if turned.mode in DEEP or turned.mode == "F":
+        values = np.asarray(turned, dtype=np.float32) / (1 if turned.mode == "F" else 65535)
+        if not (values.min() >= 0 and values.max() <= 1):  # NaN fails too
+            raise ValueError(f"reals from {values.min():g} to {values.max():g}; those of pictures lie in 0 to 1")
+        if size is not None:
+            values = np.asarray(Image.fromarray(values).resize((size, size), Image.Resampling.BILINEAR)).clip(0, 1)
+        return values if grey else np.repeat(values[..., None], 3, -1)
+    picture = turned.convert("L" if grey else "RGB")
+    if size is not None:
+        picture = picture.resize((size, size), Image.Resampling.BILINEAR)
+    return np.asarray(picture, dtype=np.uint8)

@@ -1,19 +1,275 @@
-"""``load_dataset``: any data set by name."""
+"""``load_dataset``: any data set by name; those of several domains: digits from several sources, one source under corruptions.
+
+Two digit domains can be made offline, digits over photo patches and digits typeset in fonts. They stand in for MNIST-M
+(Ganin et al. 2016) and SynthDigits and are named for what they are: "MNIST-M-like" and "font digits".
+"""
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
 from privdd.core.group_settings import check_data
 from privdd.core.rng import Keys
-from privdd.data.custom import load_image_folder, load_npz
-from privdd.data.dataset import Dataset
+from privdd.data.corruptions import corrupt_images, corruption_names
+from privdd.data.dataset import DataNotFound, Dataset, dataset_from_pairs
 from privdd.data.dataset import describe_standardisation as seen_as
-from privdd.data.domains import DomainLimits, corrupt_domains, load_digit_domains, load_domain_folder
-from privdd.data.readers import TORCHVISION_DATASETS, load_digits_dataset, load_idx_dataset, load_torchvision_dataset
+from privdd.data.readers import (
+    TORCHVISION_DATASETS,
+    hidden,
+    load_digits_dataset,
+    load_idx_dataset,
+    load_image_folder,
+    load_npz,
+    load_torchvision_dataset,
+)
+
+DIGIT_SIDE = 28
+FONTS = (
+    "DejaVuSans.ttf", "DejaVuSans-Bold.ttf", "DejaVuSans-Oblique.ttf", "DejaVuSansMono.ttf", "DejaVuSansMono-Bold.ttf",
+    "DejaVuSerif.ttf", "DejaVuSerif-Bold.ttf", "DejaVuSerif-Italic.ttf",
+)  # fmt: skip
+
+
+@lru_cache(maxsize=1)
+def load_photos() -> tuple[tuple[str, ...], tuple[NDArray[np.floating], ...]]:
+    """Natural photos that installed packages ship: their names, and images (h, w, 3) in [0, 1].
+
+    scikit-learn's china and flower; astronaut, coffee and chelsea too where scikit-image is installed.
+    """
+    from sklearn.datasets import load_sample_images
+
+    found = dict(zip(("china", "flower"), load_sample_images().images))
+    if importlib.util.find_spec("skimage") is not None:
+        from skimage import data as pictures
+
+        found |= {name: getattr(pictures, name)() for name in ("astronaut", "coffee", "chelsea")}
+    images = tuple(np.asarray(image, np.float32)[..., :3] / 255 for image in found.values())
+    return tuple(found), images
+
+
+def blend_on_photos(digits: Tensor, rng: np.random.Generator) -> Tensor:
+    """|photo patch - digit| (Ganin et al. 2016, section 4): (n, 1, s, s) -> (n, 3, s, s), both in [0, 1]."""
+    _, images = load_photos()
+    side = digits.shape[-1]
+    which = rng.integers(len(images), size=len(digits))
+    patches = np.empty((len(digits), side, side, 3), np.float32)
+    for at, image in enumerate(which):
+        height, width = images[image].shape[:2]
+        top, left = rng.integers(height - side + 1), rng.integers(width - side + 1)
+        patches[at] = images[image][top : top + side, left : left + side]
+    return (torch.from_numpy(patches).permute(0, 3, 1, 2) - digits).abs()
+
+
+def draw_font_digits(count: int, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
+    """Digits in eight DejaVu fonts, random size, place, tilt (15 degrees) and colours: (n, 3, 28, 28), (n,)."""
+    labels = rng.integers(10, size=count)
+    masks = (
+        np.stack([_draw_glyph(int(label), rng) for label in labels])
+        if count
+        else np.empty((0, DIGIT_SIDE, DIGIT_SIDE), np.float32)
+    )
+    ink, paper = _draw_colours(count, rng)
+    shade = masks[:, None]
+    images = shade * ink + (1 - shade) * paper
+    images = np.clip(images + rng.normal(0, 0.05, images.shape), 0, 1)
+    return torch.from_numpy(images.astype(np.float32)), torch.from_numpy(labels)
+
+
+@lru_cache(maxsize=256)
+def _load_font(name: str, size: int):  # type: ignore[no-untyped-def]  # Pillow's font type
+    import matplotlib
+    from PIL import ImageFont
+
+    return ImageFont.truetype(f"{matplotlib.get_data_path()}/fonts/ttf/{name}", size)
+
+
+def _draw_glyph(digit: int, rng: np.random.Generator) -> NDArray[np.floating]:
+    """One digit as a mask (28, 28) in [0, 1]."""
+    from PIL import Image, ImageDraw
+
+    font = _load_font(FONTS[rng.integers(len(FONTS))], int(rng.integers(16, 27)))
+    centre = tuple(DIGIT_SIDE / 2 + rng.uniform(-2.5, 2.5, size=2))
+    canvas = Image.new("L", (DIGIT_SIDE, DIGIT_SIDE))
+    ImageDraw.Draw(canvas).text(centre, str(digit), fill=255, font=font, anchor="mm")
+    tilted = canvas.rotate(float(rng.uniform(-15, 15)), resample=Image.Resampling.BILINEAR)
+    return np.asarray(tilted, np.float32) / 255
+
+
+def _draw_colours(count: int, rng: np.random.Generator) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Ink and paper (n, 3, 1, 1) whose mean brightness differs by at least 0.3."""
+    paper = rng.uniform(0, 1, (count, 3))
+    gap = rng.uniform(0.3, 0.5, (count, 1))
+    sign = np.where(paper.mean(1, keepdims=True) > 0.5, -1.0, 1.0)
+    target = paper.mean(1, keepdims=True) + sign * gap
+    ink = rng.uniform(-0.1, 0.1, (count, 3))
+    ink = np.clip(target + ink - ink.mean(1, keepdims=True), 0, 1)
+    return ink[..., None, None], paper[..., None, None]
+
+
+Pair = tuple[Tensor, Tensor]
+FONT_DIGIT_COUNTS = (10000, 2000)  # font digits for training and test where no limit is set
+
+
+@dataclass(frozen=True)
+class Domain:
+    name: str
+    train: Pair
+    test: Pair
+
+
+@dataclass(frozen=True)
+class DomainLimits:
+    """At most so many training and test records of each domain."""
+
+    train: int | None
+    test: int | None
+
+    def limit_dataset(self, data: Dataset, keys: Keys) -> tuple[Pair, Pair]:
+        cut = data.limited(self.train, self.test, keys)
+        return (cut.train.x, cut.train.y), (cut.test.x, cut.test.y)
+
+
+def load_digit_domains(root: Path | None, limits: DomainLimits, keys: Keys) -> Dataset:
+    """Digits as (3, 28, 28), one domain for each source, under its honest name.
+
+    MNIST (every second record), scikit-learn digits, digits over photo patches (the other MNIST
+    records, so that no digit is in two domains), font digits; SVHN and USPS where torchvision finds
+    them in ``root`` (nothing is downloaded for these). Without MNIST the photo domain takes scikit-learn's
+    digits, half for each.
+    """
+    own = load_digits_dataset("digits", None, keys).resized(DIGIT_SIDE)
+    try:
+        mnist: Dataset | None = load_idx_dataset("mnist", root, keys)
+    except DataNotFound:
+        mnist = None
+    whole = mnist or own
+    plain, blended = _split_halves(whole)
+    label = "MNIST-M-like" if mnist else "scikit-learn digits over photos"
+    parts = [_limited_domain("MNIST", plain, limits, keys)] if mnist else []
+    parts.append(_limited_domain("scikit-learn digits", own if mnist else plain, limits, keys))
+    parts.append(_blend_domain(_limited_domain(label, blended, limits, keys), keys))
+    parts.append(_font_domain(limits, keys))
+    parts += _available_domains(root, limits, keys)
+    sources = ", ".join(part.name for part in parts)
+    return _join_domains("digit_domains", f"digit domains {sources}; photos: {', '.join(load_photos()[0])}", 10, parts)
+
+
+def corrupt_domains(
+    source: Dataset, severity: int, corruptions: str | Sequence[str], limits: DomainLimits, keys: Keys
+) -> Dataset:
+    """``source`` cut into equal parts, each under one corruption: no record is in two domains."""
+    names = corruption_names(source.shape[0], corruptions)
+    splits = ((source.train, limits.train), (source.test, limits.test))
+    orders = [torch.randperm(len(whole), generator=keys.fold(at).torch()) for at, (whole, _) in enumerate(splits)]
+    dealt = [order.tensor_split(len(names)) for order in orders]
+    parts = []
+    for at, name in enumerate(names):
+        taken = [whole.take(dealt[side][at][:limit]) for side, (whole, limit) in enumerate(splits)]
+        streams = [keys.fold(name, side).torch() for side in range(2)]
+        parts.append(Domain(name, *((corrupt_images(name, t.x, severity, g), t.y) for t, g in zip(taken, streams))))
+    note = f"{source.note}; under {len(names)} corruptions at severity {severity}, each record under one"
+    return _join_domains("corrupted", note, source.classes, parts)
+
+
+def load_domain_folder(root: Path | None, size: int | None, limits: DomainLimits, keys: Keys) -> Dataset:
+    """data.root holds one subfolder for each domain, and each of them what ``custom.folder`` reads (FedLGD's RETINA).
+
+    All images become (3, size, size). Raises DataNotFound without such subfolders, ValueError where two domains do
+    not have the same classes.
+    """
+    names = (
+        sorted(p.name for p in root.iterdir() if p.is_dir() and not hidden(p.name))
+        if root is not None and root.is_dir()
+        else []
+    )
+    if root is None or not names:
+        raise DataNotFound(
+            f"data.root={root}: data.name=domain_folder needs a folder with one subfolder for each domain"
+        )
+    parts, classes, first = [], 0, ""
+    for name in names:
+        data = load_image_folder("folder", root / name, keys.fold(name), size)
+        found = data.note.partition(": ")[2]  # the classes, by name
+        if first and found != first:
+            raise ValueError(f"data.root={root}: {names[0]} has the classes {first}, {name} has {found}")
+        first, classes = found, data.classes
+        parts.append(_limited_domain(name, data, limits, keys))
+    shapes = {tuple(part.train[0].shape[1:]) for part in parts}
+    if len(shapes) > 1:
+        raise ValueError(f"data.root={root}: the domains differ in size; set data.size to bring them to one")
+    return _join_domains(
+        "domain_folder", f"the user's images in {root.name}, domains {', '.join(names)}: {first}", classes, parts
+    )
+
+
+def _limited_domain(name: str, data: Dataset, limits: DomainLimits, keys: Keys) -> Domain:
+    train, test = limits.limit_dataset(data, keys.fold("domain", name))
+    return Domain(name, _as_colour(train), _as_colour(test))
+
+
+def _as_colour(pair: Pair) -> Pair:
+    x, y = pair
+    return (x if x.shape[1] == 3 else x.expand(-1, 3, -1, -1).contiguous()), y
+
+
+def _blend_domain(domain: Domain, keys: Keys) -> Domain:
+    rng = keys.fold("photos").numpy()
+    train, test = ((blend_on_photos(x[:, :1], rng), y) for x, y in (domain.train, domain.test))
+    return Domain(domain.name, train, test)
+
+
+def _font_domain(limits: DomainLimits, keys: Keys) -> Domain:
+    rng = keys.fold("fonts").numpy()
+    counts = (
+        limit if limit is not None else made for limit, made in zip((limits.train, limits.test), FONT_DIGIT_COUNTS)
+    )
+    train, test = (draw_font_digits(count, rng) for count in counts)
+    return Domain("font digits", train, test)
+
+
+def _available_domains(root: Path | None, limits: DomainLimits, keys: Keys) -> list[Domain]:
+    out = []
+    for name, label in (("svhn", "SVHN"), ("usps", "USPS")):
+        try:
+            data = load_torchvision_dataset(name, root, keys, download=False)
+        except DataNotFound:
+            continue
+        out.append(
+            _limited_domain(
+                label, data.limited(limits.train, limits.test, keys.fold(name)).resized(DIGIT_SIDE), limits, keys
+            )
+        )
+    return out
+
+
+def _split_halves(data: Dataset) -> tuple[Dataset, Dataset]:
+    def take_half(offset: int) -> Dataset:
+        cut = [records.take(torch.arange(offset, len(records), 2)) for records in (data.train, data.test)]
+        return Dataset(cut[0], cut[1], data.classes, data.name, data.note)
+
+    return take_half(0), take_half(1)
+
+
+def _join_domains(name: str, note: str, classes: int, parts: list[Domain]) -> Dataset:
+    """One data set whose records remember their domain; ids are new, over all domains."""
+    splits = [part.train for part in parts], [part.test for part in parts]
+    train, test = ((torch.cat([x for x, _ in pairs]), torch.cat([y for _, y in pairs])) for pairs in splits)
+    domain, test_domain = (
+        torch.cat([torch.full((len(y),), at) for at, (_, y) in enumerate(pairs)]) for pairs in splits
+    )
+    flat, names = dataset_from_pairs(name, note, classes, train, test), tuple(part.name for part in parts)
+    return replace(flat, domains=names, domain=domain, test_domain=test_domain)
+
 
 SOURCES = {
     "digits": load_digits_dataset,

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from attacks.gpu import average_pool
-from attacks.lpips import LpipsTrunk, load_pretrained_trunk
+from attacks.images import LpipsTrunk, load_pretrained_trunk
 from attacks.validation import check_counts, check_non_negative, check_positive
 from privdd.core.rng import Keys
 from privdd.core.types import Records, Shard, State, Tensors
@@ -29,11 +29,11 @@ from privdd.distillation.distribution_matching import embed_images, record_embed
 from privdd.distillation.guided_images import draw_silhouettes
 from privdd.distillation.initial_images import draw_smooth_images
 from privdd.distillation.scattering import Scattering
-from privdd.models.layers import Classifier
+from privdd.models.networks import Classifier
 from privdd.privacy.batch_invariance import compute_rows
 from privdd.privacy.clipping import OuterProducts
 
-# The weights are those that LPIPS uses (``attacks.lpips`` finds them), pre-trained on ImageNet: public
+# The weights are those that LPIPS uses (``attacks.images`` finds them), pre-trained on ImageNet: public
 # pre-training, which none of the papers' methods use. A map that never changes needs only one query: the whole
 # privacy budget goes into one release, and every step on the images is post-processing.
 

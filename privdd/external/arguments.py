@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from privdd.core.arguments import Command, Key, Reader, read_count, read_literal, values_below
-from privdd.core.validation import BadConfig
+from privdd.core.validation import BadConfig, Command, Key, Reader, read_count, read_literal, values_below
 
 TARGET_PREFIX = "target."
 FILE_KEYS = ("weights", "train", "heldout", "synthetic", "updates")

@@ -29,15 +29,18 @@ from privdd.federated.evaluation import accuracy_of_logits, measure_accuracy, pr
 from privdd.federated.experiment import Experiment
 from privdd.federated.simulation import ClientTask, DroppedClient, Plan, Progress, client_step, dropped_rows
 from privdd.federated.trainer import Trainer
-from privdd.integrations.flower_messages import (
+from privdd.integrations.reply_check import (
     BadReply,
+    ExpectedReply,
     FederationFailed,
+    Rehearsals,
+    ReplyRules,
+    check_reply,
     printable_line,
     read_reply_words,
     tensors_from_message,
     to_message_records,
 )
-from privdd.integrations.reply_check import ExpectedReply, Rehearsals, ReplyRules, check_reply
 from privdd.privacy.ledger import Ledger
 from privdd.privacy.mechanism import LedgerRow
 from privdd.runtime.files import lock_folder

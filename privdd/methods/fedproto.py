@@ -19,7 +19,7 @@ from privdd.federated.aggregation import sort_by_client
 from privdd.methods.fedavg import FedAvg
 from privdd.models import initial
 from privdd.models.build import build_skeleton
-from privdd.models.layers import Classifier
+from privdd.models.networks import Classifier
 from privdd.training.sgd import ClientRound, Loss, Replica, Trained, split_state
 
 

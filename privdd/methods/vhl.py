@@ -16,7 +16,7 @@ from attacks.validation import check_counts, check_non_negative, check_positive
 from privdd.core.rng import Keys
 from privdd.core.types import Records
 from privdd.methods.fedavg import FedAvg
-from privdd.models.layers import Classifier
+from privdd.models.networks import Classifier
 from privdd.training.sgd import ClientRound, Loss, draw_batches
 
 STYLE_SIZE = 64  # dimensions of the latent style (released code: style_dim)

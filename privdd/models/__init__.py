@@ -1,8 +1,7 @@
 """Networks: a description (``ModelSpec``), its module (``build``) and its initial values (``initial``)."""
 
 from privdd.models.build import build, initial
-from privdd.models.generators import projected_shape
+from privdd.models.networks import ModelSpec, projected_shape
 from privdd.models.own import OwnModel
-from privdd.models.spec import ModelSpec
 
 __all__ = ["ModelSpec", "OwnModel", "build", "initial", "projected_shape"]

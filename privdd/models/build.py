@@ -16,11 +16,22 @@ from functools import lru_cache
 import torch
 from torch import Tensor, nn
 
-from privdd.models.classifiers import MLP, ConvNet, LeNet, ResNet18, SimpleCNN, SmallCNN
-from privdd.models.generators import VAE, Projection, ResNetGenerator, ZeroGenerator
-from privdd.models.layers import Classifier, Shape
+from privdd.models.networks import (
+    MLP,
+    VAE,
+    Classifier,
+    ConvNet,
+    LeNet,
+    ModelSpec,
+    Projection,
+    ResNet18,
+    ResNetGenerator,
+    Shape,
+    SimpleCNN,
+    SmallCNN,
+    ZeroGenerator,
+)
 from privdd.models.own import OwnNetwork
-from privdd.models.spec import ModelSpec
 
 NETWORKS: dict[str, Callable[[ModelSpec, Shape, int], nn.Module]] = {
     "convnet": ConvNet,
@@ -64,10 +75,6 @@ def build(spec: ModelSpec, shape: Shape, classes: int, device: str | torch.devic
         tensor.data.fill_(torch.nan if tensor.is_floating_point() else 0)
     return model
 
-
-# Convolutions and linear layers: weight and bias from U(-1/sqrt(fan_in), 1/sqrt(fan_in)) (the default
-# ``kaiming_uniform_`` with a = sqrt(5)); norms: weight 1, bias 0, running mean 0, running variance 1.
-# All random entries come from a single draw, which is what makes a new network per iteration cheap.
 
 RANDOM_LAYERS = (nn.Conv2d, nn.ConvTranspose2d, nn.Linear)
 

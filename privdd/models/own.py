@@ -15,8 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
 from privdd.core.group_settings import INITS
-from privdd.models.layers import Classifier, Shape
-from privdd.models.spec import ModelSpec
+from privdd.models.networks import Classifier, ModelSpec, Shape
 
 INITIALISED_LAYERS = (nn.Conv2d, nn.ConvTranspose2d, nn.Linear)  # layers that ``initial`` draws values for
 NORM_LAYERS = (_BatchNorm, nn.GroupNorm, nn.LayerNorm)  # and those that start at weight 1, bias 0

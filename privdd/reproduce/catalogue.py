@@ -13,8 +13,7 @@ from typing import Any
 
 import yaml
 
-from privdd.core.arguments import Command, Key, read_path, read_word
-from privdd.core.validation import BadConfig, parse_integer, parse_integer_list
+from privdd.core.validation import BadConfig, Command, Key, parse_integer, parse_integer_list, read_path, read_word
 
 CATALOGUE_FILE = Path(__file__).parent / "catalogue.yaml"
 PAPER_FOLDER = Path(__file__).parent / "papers"

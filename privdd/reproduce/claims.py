@@ -18,8 +18,7 @@ import dp_accounting as dpa
 import numpy as np
 import torch
 
-from attacks.images import lpips
-from attacks.lpips import LpipsUnavailable
+from attacks.images import LpipsUnavailable, lpips
 from privdd.cli.main import config_of
 from privdd.cli.paper_rows import audit_row, config_digest
 from privdd.cli.settings import to_plain_settings

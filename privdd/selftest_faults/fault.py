@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attacks.lpips import load_pretrained_trunk
+from attacks.images import load_pretrained_trunk
 from privdd.auditing.dp_tests.instrumentation import InstrumentedContext
 from privdd.cli.build import build_experiment
 from privdd.cli.compose import compose_config

@@ -17,8 +17,7 @@ from torch import Tensor, nn
 
 import attacks
 from attacks.arrays import accepts_numpy
-from attacks.inversion.reconstruction import PixelScale
-from attacks.inversion.victim import LocalSteps
+from attacks.inversion.victim import LocalSteps, PixelScale
 
 # Parts of an audit's own course, or differentiated inside a search: what they take besides tensors comes from there.
 INSIDE = {
@@ -40,11 +39,10 @@ INSIDE = {
     "inversion.gradient_matching:mean_total_variation": "differentiated inside a search",
     "inversion.gradient_matching:draw_normal_like": "the search itself",
     "inversion.gradient_matching:minimise_objective": "the search itself",
-    "inversion.reconstruction:check_gradient_request": "checks of a request",
-    "inversion.seethrough:sent_statistics": "differentiated inside a search",
-    "inversion.seethrough:batchnorm_distance": "differentiated inside a search",
+    "inversion.victim:check_gradient_request": "checks of a request",
+    "inversion.gradient:sent_statistics": "differentiated inside a search",
+    "inversion.gradient:batchnorm_distance": "differentiated inside a search",
     "inversion.victim:update_to_gradients": "of a captured client",
-    "lpips:lpips_distance": "its distance is public as images.lpips",
     "malicious.chosen_model:draw_gates": "builds the model that a malicious server sends",
     "malicious.chosen_model:cluster_rows": "builds the model that a malicious server sends",
     "malicious.chosen_model:isolation_share": "of a model and its client",

@@ -10,8 +10,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from attacks import images, lpips
-from attacks.lpips import LpipsTrunk, LpipsUnavailable, load_pretrained_trunk, read_flax_trunk, unpickle_arrays
+from attacks import images
+from attacks.images import LpipsTrunk, LpipsUnavailable, load_pretrained_trunk, read_flax_trunk, unpickle_arrays
 from privdd.data.readers import import_torchvision
 from tests.attacks.pictures import pictures, rng
 
@@ -42,9 +42,9 @@ def _pairs(channels: int, side: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 def random_trunk(generator: torch.Generator) -> LpipsTrunk:
     """An untrained trunk under the trained linear layers: the formula can be compared without the weights."""
-    shapes = lpips._SHAPES
+    shapes = images._SHAPES
     weights = tuple(torch.randn(s, generator=generator) * (2 / (s[1] * s[2] * s[3])) ** 0.5 for s in shapes)
-    return LpipsTrunk("alexnet:random", weights, tuple(torch.zeros(s[0]) for s in shapes), lpips._linear_rows())
+    return LpipsTrunk("alexnet:random", weights, tuple(torch.zeros(s[0]) for s in shapes), images._linear_rows())
 
 
 def _expected(model: torch.nn.Module, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -75,7 +75,7 @@ def test_same_score_as_the_package_on_the_pretrained_weights(package: torch.nn.M
 
 
 def test_without_weights_another_trunk_is_used_only_when_it_is_given(package: torch.nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lpips, "load_pretrained_trunk", lambda: None)
+    monkeypatch.setattr(images, "load_pretrained_trunk", lambda: None)
     a, b = _pairs(1, 28)
     with pytest.raises(LpipsUnavailable, match="no pretrained AlexNet"):
         images.lpips(a, b)
@@ -98,7 +98,7 @@ def test_a_file_with_another_hash_is_refused(tmp_path: Path) -> None:
 
 
 def test_nothing_found_is_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv(lpips.WEIGHTS_VARIABLE, str(tmp_path / "absent"))
-    monkeypatch.setattr(lpips.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setenv(images.WEIGHTS_VARIABLE, str(tmp_path / "absent"))
+    monkeypatch.setattr(images.importlib.util, "find_spec", lambda name: None)
     monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
     assert load_pretrained_trunk.__wrapped__() is None

@@ -7,9 +7,17 @@ import numpy as np
 import pytest
 from scipy.stats import binom, norm
 
-from attacks.epsilon import gaussian_epsilon, one_run, one_run_from_scores
-from attacks.one_run import fdp_one_run, fdp_one_run_mu, is_fdp_refuted, largest_refuted_parameter
-from attacks.tradeoff import approximate_dp, gaussian_dp
+from attacks.epsilon import (
+    approximate_dp,
+    fdp_one_run,
+    fdp_one_run_mu,
+    gaussian_dp,
+    gaussian_epsilon,
+    is_fdp_refuted,
+    largest_refuted_parameter,
+    one_run,
+    one_run_from_scores,
+)
 from tests.reference.one_run import largest_tail, tangents, upper_sets
 
 DELTA = 1e-5

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from scipy.stats import beta, binom, norm
 
-from attacks.epsilon import gaussian
-from attacks.tradeoff import (
+from attacks.epsilon import (
     approximate_dp,
     curve_test,
     error_rate_limits,
+    gaussian,
     gaussian_dp,
     largest_refuted_scale,
     most_testable_point,

@@ -30,7 +30,7 @@ from privdd.cli.run import run_audit
 from privdd.core.types import Problem, Records, Tensors
 from privdd.federated.simulation import Snapshot
 from privdd.models.build import build
-from privdd.models.spec import ModelSpec
+from privdd.models.networks import ModelSpec
 from tests.auditing import test_signal_extraction
 from tests.federations import SHORT, TINY, needs_weights, tiny
 

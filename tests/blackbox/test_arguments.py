@@ -28,7 +28,7 @@ from privdd.blackbox.transcripts import BoundLevel, CallBudget
 from privdd.blackbox.verdict import KEEPS, Checked, SingleTestResult
 from privdd.check import main
 from privdd.core.validation import BadConfig
-from privdd.integrations.component_table import ROWS, checked_cells, format_component_page, known_cells, missing_cells
+from privdd.integrations.components import ROWS, checked_cells, format_component_page, known_cells, missing_cells
 from privdd.reporting.export import write_markdown_page
 
 RNG = np.random.default_rng(20)

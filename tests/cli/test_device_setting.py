@@ -23,7 +23,7 @@ from privdd.federated.evaluation import measure_accuracy
 from privdd.federated.experiment import Experiment
 from privdd.federated.simulation import Progress
 from privdd.methods.fedavg import FedAvg
-from privdd.models import classifiers
+from privdd.models import networks
 from privdd.runtime.run_folder import RunFolder
 from tests.fake_device import fake_gpu
 from tests.federations import PRETRAINED, equal, finished, tiny, tiny_config, trained
@@ -83,7 +83,7 @@ def on_cuda(algo: str) -> tuple[Experiment, Progress, float]:
 def with_cpu_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """torch's own pooling and sampling, where a GPU takes other forms of them (tests/attacks/test_gpu.py)."""
     monkeypatch.setattr(augmentation, "sample_grid", lambda x, grid: F.grid_sample(x, grid.expand(len(x), -1, -1, -1), align_corners=False))
-    for module in (public_features, random_features, classifiers):
+    for module in (public_features, random_features, networks):
         monkeypatch.setattr(module, "average_pool", F.adaptive_avg_pool2d)
 
 

@@ -113,8 +113,8 @@ def test_every_algo_with_every_attack_can_be_stored_and_read(algo: str) -> None:
     [
         "os.system", "builtins.eval", "builtins.exec", "subprocess.Popen", "torch.load", "torch.save", "joblib.load", "pickle.loads",
         "privdd.runtime.workers.decode_value", "privdd.runtime.workers.answer_call", "privdd.runtime.files.write_bytes",
-        "privdd.integrations.flower.run_on_grid", "privdd.cli.build.instantiate_node", "privdd.data.custom.load_npz", "privdd.api.audit",
-        "hydra.utils.instantiate", "attacks.lpips.load_pretrained_trunk", "attacks.inversion.evaluation.compare_with_records", "attacks.external_scores.load_scores",
+        "privdd.integrations.flower.run_on_grid", "privdd.cli.build.instantiate_node", "privdd.data.readers.load_npz", "privdd.api.audit",
+        "hydra.utils.instantiate", "attacks.images.load_pretrained_trunk", "attacks.inversion.evaluation.compare_with_records", "attacks.external_scores.load_scores",
         "attacks.membership.lira.Lira.run", "attacks.membership.lira.torch.load", "attacks.membership.attack.Callable",
         "privdd.methods.fedavg.Keys", "privdd.methods.fedavg.torch", "privdd.methods.fedavg.FedAvg.__init__", "privdd.methods",
         "privdd_evil.methods.X", "attacksx.Y", "privdd.methods..os.system", "privdd.methods.fedavg", "", "FedAvg", "..", None, 3,

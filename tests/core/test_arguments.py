@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from privdd.core.arguments import (
+from privdd.core.validation import (
+    BadConfig,
     Command,
     Key,
     read_count,
@@ -14,7 +15,6 @@ from privdd.core.arguments import (
     read_word,
     values_below,
 )
-from privdd.core.validation import BadConfig
 
 COMMAND = Command(
     "name KEY=VALUE",

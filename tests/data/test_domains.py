@@ -20,7 +20,7 @@ from privdd.data.corruptions import (
     plasma_clouds,
     smear_images,
 )
-from privdd.data.domains import blend_on_photos, draw_font_digits
+from privdd.data.sources import blend_on_photos, draw_font_digits
 
 
 def photo(count: int = 4, channels: int = 3, side: int = 24) -> torch.Tensor:

@@ -10,7 +10,7 @@ from sklearn.linear_model import Ridge
 from sklearn.neighbors import NearestCentroid
 from torch import Tensor
 
-from attacks.lpips import load_pretrained_trunk
+from attacks.images import load_pretrained_trunk
 from privdd.cli.build import build_experiment
 from privdd.core.rng import Keys
 from privdd.core.types import Records, Shard

@@ -16,7 +16,7 @@ from flwr.app import Array, ArrayRecord, Message, MetricRecord
 from privdd.federated.experiment import Experiment
 from privdd.federated.simulation import Progress
 from privdd.integrations.flower import run_on_grid
-from privdd.integrations.flower_messages import FederationFailed
+from privdd.integrations.reply_check import FederationFailed
 from privdd.runtime.run_folder import RunFolder
 from tests.federations import tiny
 from tests.fuzzing.outcomes import Outcome

@@ -15,8 +15,7 @@ from scipy import stats
 
 from privdd.blackbox.target import load_target
 from privdd.core.validation import BadConfig
-from privdd.integrations.component_table import ROWS
-from privdd.integrations.components import COMPONENT_ADAPTERS, COMPONENT_LIBRARIES, adapt_component
+from privdd.integrations.components import COMPONENT_ADAPTERS, COMPONENT_LIBRARIES, ROWS, adapt_component
 from tests.conformance.parts import sigma
 
 FOLDER = Path(importlib.import_module("privdd.integrations").__file__).parent
@@ -77,7 +76,7 @@ def test_a_repeated_part_is_seen(planted: str) -> None:
 
 
 def test_a_missing_call_of_the_entry_point_is_seen() -> None:
-    text = (FOLDER / "opacus_components.py").read_text(encoding="utf-8")
+    text = (FOLDER / "library_components.py").read_text(encoding="utf-8")
     assert "make_private" in called_names(ast.parse(text))
     assert "make_private" not in called_names(ast.parse(text.replace(".make_private(", ".rebuilt(")))
 

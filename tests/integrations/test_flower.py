@@ -11,7 +11,7 @@ pytest.importorskip("flwr")
 from privdd.core.validation import BadConfig
 from privdd.federated.simulation import run_round, start_training
 from privdd.integrations.flower import GridEngine, find_clients, run_on_grid
-from privdd.integrations.flower_messages import FederationFailed
+from privdd.integrations.reply_check import FederationFailed
 from privdd.runtime.run_folder import RunFolder
 from tests.federations import tiny
 from tests.integrations.hand_grid import AlteringGrid

@@ -21,8 +21,7 @@ from privdd.core.validation import BadConfig
 from privdd.federated import checkpoint
 from privdd.federated.simulation import DROPPED_REPLY
 from privdd.integrations.flower import find_clients, run_on_grid
-from privdd.integrations.flower_messages import FederationFailed
-from privdd.integrations.reply_check import ReplyRules
+from privdd.integrations.reply_check import FederationFailed, ReplyRules
 from privdd.runtime.run_folder import RunFolder, read_tensors
 from tests.federations import tiny
 from tests.integrations.hand_grid import Alter, AlteringGrid, arrays, rows, words

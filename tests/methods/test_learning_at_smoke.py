@@ -9,7 +9,7 @@ import pytest
 import torch
 from scipy import stats
 
-from attacks.lpips import load_pretrained_trunk
+from attacks.images import load_pretrained_trunk
 from privdd.cli.build import build_experiment
 from privdd.cli.compose import compose_config
 from privdd.federated.evaluation import measure_accuracy

@@ -1,4 +1,4 @@
-"""ResNet-18 (privdd.models.classifiers) against torchvision's, with the CIFAR stem put in."""
+"""ResNet-18 (privdd.models.networks) against torchvision's, with the CIFAR stem put in."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from torch import nn
 
 from privdd.core.rng import Keys
 from privdd.models import ModelSpec, build, initial
-from privdd.models.layers import pool_layer, relu_and_pool
+from privdd.models.networks import pool_layer, relu_and_pool
 
 
 def values_and_slopes(block: nn.Module, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

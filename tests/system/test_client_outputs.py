@@ -27,7 +27,7 @@ from privdd.core.types import Received, Records, Shard, State, Tensors, flatten_
 from privdd.federated.experiment import Experiment
 from privdd.federated.simulation import ClientTask, client_step, publish_final_state, run_round, start_training
 from privdd.integrations.flower import GridEngine, client_app
-from privdd.integrations.flower_messages import FederationFailed
+from privdd.integrations.reply_check import FederationFailed
 from privdd.privacy.mechanism import LedgerRow, Output
 from privdd.privacy.mechanisms import AggregateClip, ClientLevel, ClippedSum, FeatureNoise
 from privdd.runtime.engine import Engine

@@ -21,7 +21,7 @@ from privdd.cli.errors import explain_error
 from privdd.cli.run import run_training
 from privdd.cli.stored_config import load_stored_config
 from privdd.core.rng import Keys
-from privdd.data.custom import load_npz
+from privdd.data.readers import load_npz
 from privdd.federated import checkpoint
 from privdd.federated.experiment import Experiment
 from privdd.privacy.ledger import Ledger

@@ -33,7 +33,7 @@ from privdd.federated.experiment import Experiment
 from privdd.federated.simulation import Plan, Progress
 from privdd.federated.trainer import Trainer
 from privdd.integrations.flower import client_app, client_shard, run_on_grid
-from privdd.integrations.flower_messages import FederationFailed
+from privdd.integrations.reply_check import FederationFailed
 from privdd.privacy.ledger import Ledger
 from privdd.runtime.run_folder import RunFolder
 

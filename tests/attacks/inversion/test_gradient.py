@@ -24,6 +24,9 @@ from attacks.inversion.gradient import (
     LocalSteps,
     SeeThrough,
     SharpeningObjective,
+    batchnorm_distance,
+    running_statistics,
+    sent_statistics,
     soften_relus,
 )
 from attacks.inversion.gradient_matching import (
@@ -36,7 +39,6 @@ from attacks.inversion.gradient_matching import (
     max_problems_per_batch,
     minimise_objective,
 )
-from attacks.inversion.seethrough import batchnorm_distance, running_statistics, sent_statistics
 from attacks.inversion.victim import LocalSteps as LocalStepsBatched
 from attacks.inversion.victim import Victim, update_to_gradients
 from tests.attacks.pictures import convnet, digits, drawn, lenet, mlp, pictures, rng, sent

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from attacks.inversion.reconstruction import PixelScale, check_gradient_request
+from attacks.inversion.victim import PixelScale, check_gradient_request
 
 PARAMETERS = [torch.zeros(2, 3), torch.zeros(2)]
 

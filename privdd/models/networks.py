@@ -1,0 +1,475 @@
+"""The networks, and the description by which one is chosen (``ModelSpec``).
+
+Classifiers: the distillation ConvNet, two small CNNs, NIID-Bench's simple-cnn, the sigmoid LeNet (Zhu et al., Deep Leakage
+from Gradients, 2019) and the perceptron that gradient inversion papers attack, and ResNet-18 with the CIFAR stem (He et al.
+2016): 3x3 stride 1, no max-pool; with norm=instance it is the network of the dataset condensation code (FedDM, FedLGD), with
+norm=batch and input_norm FedFed's. From images to images: FedFed's generators q(x), of which the beta-VAE at 32x32, width 32,
+latent 2048 and batch norm is the released code's (12,648,774 parameters with three channels), and FedRD's personal projection.
+FedRD's paper gives 8 and 16 filters and the output size (section IV-A); kernel 3, padding 1, stride 2 and one ReLU between
+are the reading under which every size in its Table IV comes out. Figure 5 has one to four convolutions with the same output
+size; how they shrink the image is not stated (``_single_convolution``, ``_convolution_chain``).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from privdd.core.device import average_pool
+from privdd.core.group_settings import MODEL_DEFAULTS, check_model
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """One network of ``privdd.models``; None takes the network's own default (the paper's).
+
+    name: convnet, resnet18, smallcnn, simplecnn, lenet, mlp (classifiers), vae, resnet_generator, zero
+        (FedFed's generators), projection (FedRD's personal projection).
+    width: filters (convnet: of each block; resnet18: of the first stage; mlp: units; projection: of
+        its last convolution, a square number). depth: blocks or hidden layers (convnet: None
+        = 3, fewer for images below 16x16; projection: convolutions, 1 to 4).
+    norm: instance | group | batch | none; groups: groups of the group norm (their greatest common
+        divisor with the channels is used). pooling: avg | max.
+    pad_grey: one-channel images get padding 3 in the first convolution, so 28x28 is treated as 32x32
+        (the DC / DM code). input_norm: BatchNorm on the raw image (FedFed's code).
+    latent: size of the vae's code. init: default (PyTorch's law) | uniform_half (every weight and
+        bias from U(-1/2, 1/2), the law of DLG's experiments).
+    scale: (mean, standard deviation) by channel, by which a classifier standardises the images, in [0, 1], that it is
+        given; set by data.standardise. None: it reads them as they are.
+    """
+
+    name: str = "convnet"
+    width: int | None = None
+    depth: int | None = None
+    norm: str | None = None
+    pooling: str | None = None
+    groups: int = 8
+    pad_grey: bool = False
+    input_norm: bool = False
+    latent: int | None = None
+    init: str = "default"
+    scale: tuple[tuple[float, ...], tuple[float, ...]] | None = None
+
+    def __post_init__(self) -> None:
+        if self.scale is not None:  # lists, from a config
+            object.__setattr__(self, "scale", tuple(map(tuple, self.scale)))
+        check_model(self)
+        for field, value in MODEL_DEFAULTS[self.name].items():
+            if getattr(self, field) is None:
+                object.__setattr__(self, field, value)
+
+
+Shape = tuple[int, int, int]
+
+
+def norm_layer(kind: str | None, channels: int, groups: int = 8) -> nn.Module:
+    """The normalisation ``kind`` over ``channels``; instance norm is GroupNorm(C, C) with affine."""
+    if kind == "batch":
+        return nn.BatchNorm2d(channels)
+    if kind == "instance":
+        return nn.GroupNorm(channels, channels)
+    if kind == "group":
+        return nn.GroupNorm(math.gcd(groups, channels), channels)
+    return nn.Identity()
+
+
+def pool_layer(kind: str | None, size: int = 2) -> nn.Module:
+    return nn.MaxPool2d(size) if kind == "max" else nn.AvgPool2d(size)
+
+
+def relu_and_pool(pool: nn.Module) -> list[nn.Module]:
+    """ReLU and ``pool``, in the cheaper order: a maximum is the same bits before and after ReLU, a mean is not."""
+    return [pool, nn.ReLU()] if isinstance(pool, nn.MaxPool2d) else [nn.ReLU(), pool]
+
+
+Scale = tuple[tuple[float, ...], tuple[float, ...]]  # (mean, standard deviation) of each channel
+
+
+class Classifier(nn.Module):
+    """forward(x) = head(features(x)); subclasses give ``body`` and ``head``, or an ``extract_features`` (b, d) of their own, which is
+    ``features`` of the standardised images where ``scale`` is set."""
+
+    body: nn.Module
+    head: nn.Linear
+    scale: Scale | None = None
+
+    def extract_features(self, x: Tensor) -> Tensor:
+        return self.body(x).flatten(1)
+
+    def features(self, x: Tensor) -> Tensor:
+        """Images (b, c, h, w) in [0, 1] -> (b, d)."""
+        return self.extract_features(x if self.scale is None else standardise_images(x, self.scale))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Images (b, c, h, w) in [0, 1] -> logits (b, classes)."""
+        return self.head(self.features(x))
+
+
+def standardise_images(x: Tensor, scale: Scale) -> Tensor:
+    """(x - mean) / std by channel; x (..., K c, h, w), the c channels of K networks side by side."""
+    copies = x.shape[-3] // len(scale[0])
+    mean, std = (torch.tensor(part, dtype=x.dtype, device=x.device).repeat(copies)[:, None, None] for part in scale)
+    return (x - mean) / std
+
+
+def grid_after_halvings(shape: Shape, halvings: int, extra: int = 0) -> tuple[int, int]:
+    """Height and width after ``halvings`` floor halvings of (h + extra, w + extra); ValueError at zero."""
+    height, width = ((side + extra) >> halvings for side in shape[1:])
+    if height < 1 or width < 1:
+        raise ValueError(f"model.depth={halvings}: images of {shape[1]}x{shape[2]} cannot be halved {halvings} times")
+    return height, width
+
+
+def automatic_depth(shape: Shape) -> int:
+    """Three blocks as published, fewer where less than 2x2 would be left to normalise (8x8 images: two)."""
+    return max(1, min(3, min(shape[1:]).bit_length() - 2))
+
+
+class ConvNet(Classifier):
+    """Gidaris and Komodakis 2018; Zhao and Bilen, dataset condensation, 2021: depth x {Conv3x3, norm, ReLU, pool 2}, flatten,
+    Linear. With norm=batch, pooling=max and one channel it is FedRD's task model (FedRD, section IV-A).
+
+    features: (b, width * (h >> depth) * (w >> depth)); depth None is ``automatic_depth``.
+    """
+
+    def __init__(self, spec: ModelSpec, shape: Shape, classes: int) -> None:
+        super().__init__()
+        grey = spec.pad_grey and shape[0] == 1
+        width, depth = spec.width or 128, spec.depth or automatic_depth(shape)
+        height, breadth = grid_after_halvings(shape, depth, extra=4 if grey else 0)
+        layers: list[nn.Module] = []
+        for block in range(depth):
+            padding = 3 if grey and block == 0 else 1
+            layers += [
+                nn.Conv2d(shape[0] if block == 0 else width, width, 3, padding=padding),
+                norm_layer(spec.norm, width, spec.groups),
+                *relu_and_pool(pool_layer(spec.pooling)),
+            ]
+        self.body = nn.Sequential(*layers)
+        self.head = nn.Linear(width * height * breadth, classes)
+
+
+class SmallCNN(Classifier):
+    """depth x {Conv3x3, norm, ReLU, pool 2}, filters doubling from ``width``, then Linear + ReLU to 4 * width."""
+
+    def __init__(self, spec: ModelSpec, shape: Shape, classes: int) -> None:
+        super().__init__()
+        width, depth = spec.width or 32, spec.depth or 2
+        height, breadth = grid_after_halvings(shape, depth)
+        layers: list[nn.Module] = []
+        inputs = shape[0]
+        for block in range(depth):
+            filters = width << block
+            layers += [nn.Conv2d(inputs, filters, 3, padding=1), norm_layer(spec.norm, filters, spec.groups)]
+            layers += relu_and_pool(pool_layer(spec.pooling))
+            inputs = filters
+        self.body = nn.Sequential(*layers)
+        self.neck = nn.Linear(inputs * height * breadth, 4 * width)
+        self.head = nn.Linear(4 * width, classes)
+
+    def extract_features(self, x: Tensor) -> Tensor:
+        return self.neck(self.body(x).flatten(1)).relu()
+
+
+class SimpleCNN(Classifier):
+    """NIID-Bench's simple-cnn: 5x5 convolutions of 6 and 16 filters, then 120 and 84 units (Li et al. 2022).
+
+    Raises ValueError below 16x16. ``width`` scales all layers from its 6.
+    """
+
+    def __init__(self, spec: ModelSpec, shape: Shape, classes: int) -> None:
+        super().__init__()
+        scale = (spec.width or 6) / 6
+        one, two, three, four = (max(1, round(n * scale)) for n in (6, 16, 120, 84))
+        height, breadth = (((side - 4) // 2 - 4) // 2 for side in shape[1:])
+        if height < 1 or breadth < 1:
+            raise ValueError(f"model.name='simplecnn': images of {shape[1]}x{shape[2]} are too small (16x16 at least)")
+        self.body = nn.Sequential(
+            nn.Conv2d(shape[0], one, 5), nn.MaxPool2d(2), nn.ReLU(), nn.Conv2d(one, two, 5), nn.MaxPool2d(2), nn.ReLU()
+        )
+        wide = two * height * breadth
+        self.neck = nn.Sequential(nn.Linear(wide, three), nn.ReLU(), nn.Linear(three, four), nn.ReLU())
+        self.head = nn.Linear(four, classes)
+
+    def extract_features(self, x: Tensor) -> Tensor:
+        return self.neck(self.body(x).flatten(1))
+
+
+class LeNet(Classifier):
+    """depth x {Conv5x5 (12 filters), sigmoid}, the first two with stride 2, then Linear.
+
+    Smooth and without pooling, so that second derivatives exist everywhere. DLG draws the weights
+    from U(-1/2, 1/2): ``init="uniform_half"``.
+    """
+
+    def __init__(self, spec: ModelSpec, shape: Shape, classes: int) -> None:
+        super().__init__()
+        width, depth = spec.width or 12, spec.depth or 3
+        layers: list[nn.Module] = []
+        inputs, (height, breadth) = shape[0], shape[1:]
+        for block in range(depth):
+            stride = 2 if block < 2 else 1
+            layers += [nn.Conv2d(inputs, width, 5, padding=2, stride=stride), nn.Sigmoid()]
+            inputs, height, breadth = width, -(-height // stride), -(-breadth // stride)
+        self.body = nn.Sequential(*layers)
+        self.head = nn.Linear(width * height * breadth, classes)
+
+
+class MLP(Classifier):
+    """flatten, depth x {Linear width, ReLU}, Linear; features: (b, width).
+
+    The first layer's gradient gives single inputs away in closed form.
+    """
+
+    def __init__(self, spec: ModelSpec, shape: Shape, classes: int) -> None:
+        super().__init__()
+        width = spec.width or 128
+        layers: list[nn.Module] = []
+        inputs = math.prod(shape)
+        for _ in range(spec.depth or 2):
+            layers += [nn.Linear(inputs, width), nn.ReLU()]
+            inputs = width
+        self.body = nn.Sequential(*layers)
+        self.head = nn.Linear(width, classes)
+
+    def extract_features(self, x: Tensor) -> Tensor:
+        return self.body(x.flatten(1))
+
+
+class BasicBlock(nn.Module):
+    """Two 3x3 convolutions with a (projected where needed) shortcut."""
+
+    def __init__(self, inputs: int, filters: int, stride: int, spec: ModelSpec) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, filters, 3, stride=stride, padding=1, bias=False)
+        self.norm1 = norm_layer(spec.norm, filters, spec.groups)
+        self.conv2 = nn.Conv2d(filters, filters, 3, padding=1, bias=False)
+        self.norm2 = norm_layer(spec.norm, filters, spec.groups)
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != 1 or inputs != filters:
+            self.shortcut = nn.Sequential(
+                nn.Conv2d(inputs, filters, 1, stride=stride, bias=False), norm_layer(spec.norm, filters, spec.groups)
+            )
+
+    def forward(self, x: Tensor) -> Tensor:
+        inner = self.norm1(self.conv1(x)).relu()
+        return (self.norm2(self.conv2(inner)) + self.shortcut(x)).relu()
+
+
+class ResNet18(Classifier):
+    """features: (b, 8 * width), 512 at the paper's width.
+
+    The last grid is averaged over 4x4 cells (over all of it below 8x8, as at 28 and 32 pixels); where
+    more than one cell is left (96 pixels: 3x3) a Linear + ReLU neck brings 4608 to 512: FedLGD's head
+    for RETINA, whose activation the paper leaves open. With instance norm a stage does not halve 2x2
+    maps: the mean of one value is that value, so 1x1 maps would be the same for every image.
+    """
+
+    def __init__(self, spec: ModelSpec, shape: Shape, classes: int) -> None:
+        super().__init__()
+        width = spec.width or 64
+        self.input_norm = nn.BatchNorm2d(shape[0]) if spec.input_norm else nn.Identity()
+        self.stem = nn.Conv2d(shape[0], width, 3, padding=1, bias=False)
+        self.stem_norm = norm_layer(spec.norm, width, spec.groups)
+        blocks: list[nn.Module] = []
+        inputs, height, breadth = width, *shape[1:]
+        for stage in range(4):
+            filters = width << stage
+            stride = 1 if stage == 0 or (spec.norm == "instance" and max(height, breadth) <= 2) else 2
+            blocks += [BasicBlock(inputs, filters, stride, spec), BasicBlock(filters, filters, 1, spec)]
+            inputs, height, breadth = filters, -(-height // stride), -(-breadth // stride)
+        self.body = nn.Sequential(*blocks)
+        self.cells = max(1, -(-shape[1] // 8) // 4), max(1, -(-shape[2] // 8) // 4)
+        wide = inputs * self.cells[0] * self.cells[1]
+        self.neck = nn.Identity() if wide == inputs else nn.Sequential(nn.Linear(wide, inputs), nn.ReLU())
+        self.head = nn.Linear(inputs, classes)
+
+    def extract_features(self, x: Tensor) -> Tensor:
+        grid = self.body(self.stem_norm(self.stem(self.input_norm(x))).relu())
+        pooled = average_pool(grid, self.cells)
+        return self.neck(pooled.flatten(1))
+
+
+LOGVAR_LIMIT = 20.0  # keeps exp(logvar / 2) finite for any weights; far outside trained values
+
+
+class ResidualBlock(nn.Module):
+    """x + {LeakyReLU, Conv3x3, norm, LeakyReLU, Conv1x1}."""
+
+    def __init__(self, channels: int, spec: ModelSpec) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.LeakyReLU(),
+            nn.Conv2d(channels, channels, 3, padding=1),
+            norm_layer(spec.norm, channels, spec.groups),
+            nn.LeakyReLU(),
+            nn.Conv2d(channels, channels, 1),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.body(x)
+
+
+class VAE(nn.Module):
+    """forward(x, noise=None) -> (reconstruction (b, c, h, w) in [0, 1], mu (b, z), logvar (b, z)).
+
+    noise (b, z) standard normal, drawn by the caller: the code is mu + exp(logvar / 2) * noise. Without
+    noise the code is mu, whatever the mode. Raises ValueError where a side is not divisible by 4.
+    """
+
+    def __init__(self, spec: ModelSpec, shape: Shape, classes: int) -> None:
+        super().__init__()
+        channels, height, breadth = shape
+        if height % 4 or breadth % 4:
+            raise ValueError(f"model.name='vae': sides divisible by 4 are needed, got {height}x{breadth}")
+        d, z = spec.width or 32, spec.latent or 2048
+        half = max(1, d // 2)
+        self.grid = (d, height // 4, breadth // 4)
+        flat = d * (height // 4) * (breadth // 4)
+        self.latent = z
+        self.encoder = nn.Sequential(*_encoder_layers(channels, half, d, spec))
+        self.mu = nn.Linear(flat, z)
+        self.logvar = nn.Linear(flat, z)
+        self.expand = nn.Linear(z, flat)
+        self.decoder = nn.Sequential(*_decoder_layers(channels, half, d, spec))
+
+    def encode(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """mu and logvar, each (b, z)."""
+        flat = self.encoder(x).flatten(1)
+        return self.mu(flat), self.logvar(flat).clamp(-LOGVAR_LIMIT, LOGVAR_LIMIT)
+
+    def decode(self, code: Tensor) -> Tensor:
+        """Codes (b, z) -> images (b, c, h, w) in [0, 1]."""
+        return self.decoder(self.expand(code).reshape(len(code), *self.grid))
+
+    def forward(self, x: Tensor, noise: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        mu, logvar = self.encode(x)
+        code = mu if noise is None else mu + (0.5 * logvar).exp() * noise
+        return self.decode(code), mu, logvar
+
+
+def halving_layers(channels: int, half: int, d: int, spec: ModelSpec) -> list[nn.Module]:
+    """Two convolutions to a quarter of each side: (channels, h, w) -> (d, h / 4, w / 4)."""
+    return [
+        nn.Conv2d(channels, half, 4, stride=2, padding=1, bias=False),
+        norm_layer(spec.norm, half, spec.groups),
+        nn.ReLU(),
+        nn.Conv2d(half, d, 4, stride=2, padding=1, bias=False),
+        norm_layer(spec.norm, d, spec.groups),
+        nn.ReLU(),
+    ]
+
+
+def _encoder_layers(channels: int, half: int, d: int, spec: ModelSpec) -> list[nn.Module]:
+    last = [ResidualBlock(d, spec), norm_layer(spec.norm, d, spec.groups), ResidualBlock(d, spec)]
+    return [*halving_layers(channels, half, d, spec), *last]
+
+
+def _decoder_layers(channels: int, half: int, d: int, spec: ModelSpec) -> list[nn.Module]:
+    # A per-image norm of the output would erase each image's own brightness, so only batch norm ends it.
+    last = nn.BatchNorm2d(channels) if spec.norm == "batch" else nn.Identity()
+    return [
+        ResidualBlock(d, spec),
+        norm_layer(spec.norm, d, spec.groups),
+        ResidualBlock(d, spec),
+        norm_layer(spec.norm, d, spec.groups),
+        nn.ConvTranspose2d(d, half, 4, stride=2, padding=1, bias=False),
+        norm_layer(spec.norm, half, spec.groups),
+        nn.LeakyReLU(),
+        nn.Tanh(),
+        nn.ConvTranspose2d(half, channels, 4, stride=2, padding=1, bias=False),
+        last,
+        nn.Sigmoid(),
+    ]
+
+
+RESIDUAL_BLOCKS = 4  # FedFed gives no architecture for its ResNet generator; this many residual blocks are a reading
+
+
+class _CodelessGenerator(nn.Module):
+    """A generator without a code: it returns beside the image one number that is always standard normal."""
+
+    latent = 1
+
+    def _with_code(self, image: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        code = torch.zeros(len(image), 1, dtype=image.dtype, device=image.device)
+        return image, code, code
+
+
+class ResNetGenerator(_CodelessGenerator):
+    """forward(x, noise=None) -> (reconstruction (b, c, h, w) in [0, 1], zeros (b, 1), zeros (b, 1)).
+
+    Two halving convolutions, ``RESIDUAL_BLOCKS`` residual blocks, two doubling ones (the image generator of Johnson et al.
+    2016 with the sigmoid of FedFed's VAE); deterministic, so its KL term is 0 and noise is ignored. Raises
+    ValueError where a side is not divisible by 4.
+    """
+
+    def __init__(self, spec: ModelSpec, shape: Shape, classes: int) -> None:
+        super().__init__()
+        channels, height, breadth = shape
+        if height % 4 or breadth % 4:
+            raise ValueError(f"model.name='resnet_generator': sides divisible by 4 are needed, got {height}x{breadth}")
+        d = spec.width or 32
+        half = max(1, d // 2)
+        self.body = nn.Sequential(
+            *halving_layers(channels, half, d, spec),
+            *(ResidualBlock(d, spec) for _ in range(RESIDUAL_BLOCKS)),
+            norm_layer(spec.norm, d, spec.groups),
+            nn.ConvTranspose2d(d, half, 4, stride=2, padding=1, bias=False),
+            norm_layer(spec.norm, half, spec.groups),
+            nn.ReLU(),
+            nn.ConvTranspose2d(half, channels, 4, stride=2, padding=1),
+            nn.Sigmoid(),
+        )
+
+    def forward(self, x: Tensor, noise: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        return self._with_code(self.body(x))
+
+
+class ZeroGenerator(_CodelessGenerator):
+    """q(x) = 0, so that x_s = x: what is shared is the noised image itself (FedFed, appendix F.3)."""
+
+    def __init__(self, spec: ModelSpec, shape: Shape, classes: int) -> None:
+        super().__init__()
+
+    def forward(self, x: Tensor, noise: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        return self._with_code(torch.zeros_like(x))
+
+
+def projected_shape(spec: ModelSpec, shape: Shape) -> Shape:
+    """Shape (1, h', w') of a projected image; (1, h, w) at the default 16 filters and sides divisible by 4."""
+    root = math.isqrt(spec.width or 16)
+    height, width = (root * -(-side // 4) for side in shape[1:])
+    return 1, height, width
+
+
+class Projection(nn.Module):
+    """(b, c, h, w) -> (b, 1, h', w'): the 16 quarter-size maps one after the other in memory order."""
+
+    def __init__(self, spec: ModelSpec, shape: Shape, classes: int) -> None:
+        super().__init__()
+        self.out = projected_shape(spec, shape)
+        depth, width = spec.depth or 2, spec.width or 16
+        self.body = nn.Sequential(
+            *_single_convolution(shape[0], width) if depth == 1 else _convolution_chain(shape[0], width, depth)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.body(x).reshape(len(x), *self.out)
+
+
+def _single_convolution(channels: int, width: int) -> list[nn.Module]:
+    """One convolution straight to quarter size, its kernel wide enough to see every pixel."""
+    return [nn.Conv2d(channels, width, 7, stride=4, padding=3)]
+
+
+def _convolution_chain(channels: int, width: int, depth: int) -> list[nn.Module]:
+    """The first and the last convolution halve; those between keep the size and have 16 filters."""
+    filters = [8, *[16] * (depth - 2)]
+    layers: list[nn.Module] = []
+    for at, (before, after) in enumerate(zip([channels, *filters], filters)):
+        layers += [nn.Conv2d(before, after, 3, stride=1 if at else 2, padding=1), nn.ReLU()]
+    return [*layers, nn.Conv2d(filters[-1], width, 3, stride=2, padding=1)]
