@@ -13,12 +13,11 @@ import torch
 from torch import Tensor
 
 from attacks.types import Finding, Surface
-from privdd.auditing.adversary_view import AdversaryView
 from privdd.auditing.coverage import MESSAGES_PART
 from privdd.auditing.dp_tests.instrumentation import compare_traces, trace_round, zero_out_others
 from privdd.auditing.dp_tests.non_interference_test import INTERFERENCE_TEST
 from privdd.auditing.dp_tests.statement import GuaranteeSubject
-from privdd.auditing.signal_extraction import UnreadableUpload, extract_signals, missing_hooks
+from privdd.auditing.signal_extraction import AdversaryView, UnreadableUpload, extract_signals, missing_hooks
 from privdd.core.rng import Keys
 from privdd.core.types import Problem, Received, Records, Shard, State, Upload, Work
 from privdd.federated.channel import TranscriptEnded

@@ -1,35 +1,354 @@
-"""What the noised sums of a run say of the audited records, where all that the client sends is computed from such sums.
+"""One run, many canaries: crafted records that are in the audited client's data by fair coins, and their scores from the released queries.
 
-Replaying the client gives images or models, which say no more of a record than the sums behind them (data processing).
-So the sums of all rounds are attacked themselves, in closed form and with as many coins as one likes, and a few replays
-are kept for what is sent. What the server sends is computed from them too, so the federation may be replayed less as well
-(``audit.processed_federations``). See ``attacks.membership.noised_sums``.
+For audits that cannot replay the client. Canaries are chosen from a public pool so that what they add to a release
+points in as many directions as there are, and come after the client's own records. Their coins are secret; each
+canary's neighbouring data set lacks that record alone, so the relation has to be add/remove.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
+import dp_accounting as dpa
+import numpy as np
 import torch
 from torch import Tensor
 
+from attacks.canaries import CanaryScores, draw_block_images, select_independent
+from attacks.epsilon import largest_refuted_parameter, one_run_bounds, right_guesses
+from attacks.membership.attack import guess_counts
 from attacks.membership.noised_sums import RATIO_SIGNAL, NoisedSums
-from attacks.types import Adversary, Attack, Family, Truth, View, Worlds
-from privdd.auditing.canary_game import ObservedRelease, TranscriptReader, is_noised_sum, noised_sum_of_release
+from attacks.statistics import shared_confidence
+from attacks.types import Adversary, Attack, Family, Finding, Surface, Truth, View, Worlds
 from privdd.auditing.coverage import uncovered_surfaces
-from privdd.auditing.dp_tests.instrumentation import instrumented_context
+from privdd.auditing.dp_tests.instrumentation import (
+    clean_numbers,
+    flatten_tensors,
+    instrumented_context,
+    single_contributions,
+)
 from privdd.auditing.dp_tests.runner import guarantee_subject
+from privdd.auditing.dp_tests.statement import GuaranteeSubject
 from privdd.auditing.replay import MembershipGame
 from privdd.auditing.views import FinishedRun, blind_scores
-from privdd.core.types import Records, Shard
-from privdd.federated.channel import POST_PROCESSING
+from privdd.core.rng import Keys
+from privdd.core.types import Records, Shard, Tensors
+from privdd.core.validation import BadConfig
+from privdd.federated.channel import POST_PROCESSING, device_of
 from privdd.federated.experiment import Experiment
 from privdd.federated.noise_log import ObservedRound
 from privdd.federated.simulation import Plan
+from privdd.privacy.accounting import epsilon_at, trade_off
+from privdd.privacy.clipping import count_records, take_records
 from privdd.privacy.ledger import Ledger
+from privdd.privacy.mechanism import Mechanism, Output
+from privdd.privacy.noise import ZERO_NOISE
 from privdd.training.dp_sgd import QUERY
+
+# The onlooker knows all that the analyst of the guarantee knows: the client's other records and which of them were
+# sampled, every canary, the public maps, and every released output. It runs the method's local work with all
+# canaries present, is handed the real outputs in turn, and notes for each release what each canary would have added.
+
+
+@dataclass(frozen=True)
+class ObservedRelease:
+    """One release. rows: contributions, the canaries' last; taken: (n,) bool of the client that really ran, or None
+    where nothing was sampled; value: what was released.
+    """
+
+    name: str
+    partition: str | None
+    rows: Tensors
+    taken: Tensor | None
+    value: Tensors
+
+
+@dataclass
+class TranscriptReader:
+    """Answers with the outputs of a run that is over (noiseless ones without a run), and tells ``note`` what was asked for them."""
+
+    observed: ObservedRound | None
+    note: Callable[[ObservedRelease], None]
+    drawn: dict[str, Tensor] = field(default_factory=dict)
+    answered: int = 0
+
+    def __post_init__(self) -> None:
+        self._coins: Iterator[tuple[str, Tensor]] = iter(self.observed.samples if self.observed else ())
+
+    def on_sample(self, name: str, probability: float, taken: Tensor) -> None:
+        """All records: which of them took part in the run is looked up later."""
+        if self.observed is not None:
+            asked, coins = next(self._coins, ("nothing", torch.zeros(0)))
+            if asked != name:
+                raise ValueError(f"{asked} was sampled in the run and {name} in its repetition: local work must repeat")
+            self.drawn[name] = coins
+
+    def on_release(
+        self,
+        mechanism: Mechanism,
+        name: str,
+        output: Output | None,
+        partition: str | None = None,
+        given: Tensors | None = None,
+    ) -> Tensors:
+        rows = given or {}
+        value = mechanism(rows, ZERO_NOISE).value if self.observed is None else self.observed.outputs[self.answered]
+        self.note(ObservedRelease(name, partition, rows, self.drawn.get(name), value))
+        self.answered += 1
+        return value
+
+
+def is_noised_sum(mechanism: Mechanism) -> bool:
+    """Whether its releases are sums over records with Gaussian noise, which the regression is for."""
+    if not mechanism.per_record:
+        return False
+    event = mechanism.event
+    inner = event.event if isinstance(event, dpa.PoissonSampledDpEvent) else event
+    return isinstance(inner, dpa.GaussianDpEvent)
+
+
+def score_canaries(
+    plan: Plan, shard: Shard, canaries: Records, present: int, transcript: Sequence[ObservedRound]
+) -> CanaryScores:
+    """Scores of all canaries from the rounds of ``transcript``.
+
+    shard: the client without canaries; present: how many of them were in, after its own records, which tells their
+    sampling coins apart. Releases that are no noised sums are left out: that costs strength, not validity.
+    """
+    found, base = CanaryScores(len(canaries)), shard.train
+    whole = shard.with_train(Records.concat([base, canaries]))
+
+    def add_observed(asked: ObservedRelease) -> None:
+        mechanism = plan.mechanisms[asked.name]
+        if is_noised_sum(mechanism):
+            _add_release(found, mechanism, asked, base, canaries, present)
+
+    for observed in transcript:
+        ctx = instrumented_context(plan, observed.round, TranscriptReader(observed, add_observed))
+        plan.method.local(observed.broadcast, dict(observed.memory), whole, ctx)
+    return found
+
+
+def _add_release(
+    found: CanaryScores, mechanism: Mechanism, asked: ObservedRelease, base: Records, canaries: Records, present: int
+) -> None:
+    coins = asked.taken
+    if coins is not None and len(coins) == len(base) + present:
+        asked = replace(asked, taken=coins[: len(base)])
+    release = noised_sum_of_release(mechanism, asked, base, canaries)
+    if release is not None:
+        found.add_release(*release)
+
+
+NoisedSumRelease = tuple[np.ndarray, np.ndarray, np.ndarray, float, float]
+
+
+def noised_sum_of_release(
+    mechanism: Mechanism, asked: ObservedRelease, base: Records, candidates: Records
+) -> NoisedSumRelease | None:
+    """One release as a noised sum over candidates; None where none of them is in its class.
+
+    asked.taken: of ``base``, or of its records in this partition first. (which candidates (g,), what each adds (g, p), the release less what
+    ``base`` adds (p,), noise scale, chance to be sampled.) Raises ValueError where contributions are not one a record,
+    ``base`` first.
+    """
+    label = None if asked.partition is None else int(asked.partition.removeprefix("label:"))
+    own = torch.ones(len(base), dtype=torch.bool) if label is None else (base.y == label).cpu()
+    theirs = torch.ones(len(candidates), dtype=torch.bool) if label is None else (candidates.y == label).cpu()
+    at = theirs.nonzero()[:, 0].numpy()
+    rows, size = asked.rows, int(own.sum())
+    if not len(at):
+        return None
+    if count_records(rows) != size + len(at):
+        raise ValueError(f"{asked.name}: {count_records(rows)} contributions of {size} + {len(at)} records")
+    taken = torch.ones(size, dtype=torch.bool)
+    if asked.taken is not None:  # one coin for each of the client's records, or for each of this partition
+        taken = asked.taken[own] if len(asked.taken) == len(base) else asked.taken[:size]
+    silent = mechanism(take_records(rows, taken.nonzero()[:, 0].to(device_of(rows))), ZERO_NOISE)
+    effects = [clean_numbers(mechanism, take_records(rows, slice(size + i, size + i + 1))) for i in range(len(at))]
+    observed = flatten_tensors(asked.value).double() - flatten_tensors(silent.exact or {}).double()
+    stack: np.ndarray = torch.stack(effects).double().cpu().numpy()
+    return at, stack, observed.cpu().numpy(), silent.noise_std, float(mechanism.sampling_probability)
+
+
+CANDIDATES_PER_CANARY = 4  # candidates for each canary
+MAX_NOISE_SCALE = 64.0  # times the stated noise: no larger fault is distinguished
+
+
+@dataclass(frozen=True)
+class CanaryGame:
+    """records: all m canaries; inside: (m,) bool, which of them the client trains on."""
+
+    records: Records
+    inside: Tensor
+
+    def add_to_shard(self, shard: Shard) -> Shard:
+        """The client with the canaries that are in, after its own records."""
+        return shard.with_train(Records.concat([shard.train, self.records.take(self.inside)]))
+
+
+def check_playable(plan: Plan, unit: str) -> None:
+    """Raises BadConfig where no query of the run can be played on."""
+    if plan.relation != "add_remove" or unit != "record":
+        raise BadConfig(
+            f"audit.canaries: a canary is one record more or less, and privacy.relation={plan.relation}, unit={unit}; "
+            "allowed are relation=add_remove and unit=record (a whole client is one coin in one run: of it the certificate "
+            "of the whole run tells more)"
+        )
+    if plan.trust.is_summed:
+        raise BadConfig("audit.canaries: not offered under trust=secagg, where no client's own releases are seen")
+    if not any(n in plan.method.queries and is_noised_sum(m) for n, m in plan.mechanisms.items()):
+        raise BadConfig("audit.canaries: needs a mechanism that adds Gaussian noise to a sum over records; set privacy")
+
+
+def draw_canaries(plan: Plan, shard: Shard, count: int, keys: Keys) -> CanaryGame:
+    """``count`` canaries of all classes in turn, chosen by what they would add to the client's first releases.
+
+    The choice reads the initial public state alone, and no record of the client.
+    """
+    pool = draw_block_images(shard.shape, CANDIDATES_PER_CANARY * count, keys.fold("pool").torch())
+    labels = torch.arange(CANDIDATES_PER_CANARY * count) % len(plan.problem.class_list)
+    y = torch.tensor(plan.problem.class_list)[labels]
+    first = int(shard.train.ids.max()) + 1
+    candidates = Records(pool.to(shard.train.x), y.to(shard.train.y), torch.arange(len(y)) + first)
+    chosen = candidates.take(_choose_spread(plan, shard, candidates, count))
+    inside = torch.rand(count, generator=keys.fold("secret", "canaries").torch()) < 0.5
+    return CanaryGame(Records(chosen.x, chosen.y, torch.arange(count) + first), inside)
+
+
+def _choose_spread(plan: Plan, shard: Shard, candidates: Records, count: int) -> Tensor:
+    """Positions of the chosen candidates, class by class, as their first contributions tell."""
+    effects_by_cell: dict[str | None, Tensor] = {}
+
+    def note_contributions(asked: ObservedRelease) -> None:
+        mechanism = plan.mechanisms[asked.name]
+        if is_noised_sum(mechanism) and count_records(asked.rows):
+            made = single_contributions(mechanism, asked.rows).double()
+            if asked.partition not in effects_by_cell or made.shape[1] > effects_by_cell[asked.partition].shape[1]:
+                effects_by_cell[asked.partition] = made
+
+    server = plan.method.init(plan.problem, plan.keys.fold("public", "init"))
+    ctx = instrumented_context(plan, 0, TranscriptReader(None, note_contributions))
+    plan.method.local(plan.method.broadcast(server), {}, shard.with_train(candidates), ctx)
+    labels = candidates.y.unique().tolist()
+    picked = []
+    for number, label in enumerate(labels):
+        here = (candidates.y == label).nonzero()[:, 0]
+        share = count // len(labels) + (number < count % len(labels))
+        effects = (
+            effects_by_cell[f"label:{label}"]
+            if f"label:{label}" in effects_by_cell
+            else effects_by_cell[None][here.to(effects_by_cell[None].device)]
+        )
+        picked.append(here[torch.as_tensor(select_independent(effects.cpu().numpy(), share))])
+    return torch.cat(picked)
+
+
+def worst_event(ledger: Ledger, client: int, delta: float) -> dpa.DpEvent:
+    """The largest cost of one record of the client over the whole run: that of the most expensive partition cell."""
+    cells: dict[str | None, list[dpa.DpEvent]] = {}
+    for row in ledger.releases:
+        if row.client == client and row.is_protected:
+            cells.setdefault(row.partition, []).append(dpa.SelfComposedDpEvent(row.event, row.count))
+    common = cells.pop(None, [])
+    events = [dpa.ComposedDpEvent([*common, *own]) for own in cells.values()] or [dpa.ComposedDpEvent(common)]
+    return max(events, key=lambda event: epsilon_at(event, delta, relation=ledger.relation, scale=1.0))
+
+
+def canary_findings(
+    plan: Plan, shard: Shard, ledger: Ledger, game: CanaryGame, transcript: Sequence[ObservedRound], surface: Surface,
+    *, delta: float, confidence: float, keys: Keys,
+) -> Iterator[Finding]:  # fmt: skip
+    """Bounds on epsilon at ``delta`` (Steinke's and the f-DP one), and the accountant's own curve in one run.
+
+    shard: the client without canaries. The bounds hold for any mechanism; the curve's finding is above what is stated
+    exactly where the accountant's curve for the whole run is refuted. Each is at ``confidence`` by itself.
+    """
+    found = score_canaries(plan, shard, game.records, int(game.inside.sum()), transcript)
+    member = game.inside.numpy()
+    counts = right_guesses(found.canary_scores(), member, guess_counts(len(member)), keys.numpy())
+    stated = ledger.epsilon(delta, client=plan.victim)
+    m = len(member)
+    best = one_run_bounds(m, counts, delta=delta, confidence=confidence)
+    method = max(best, key=best.__getitem__)
+    what = _describe_scores(found, counts, m, len(transcript), plan.method.rounds)
+    yield _canary_finding(
+        surface, "one_run_canaries", stated, best[method], method, "finite_sample", confidence, what, m
+    )
+    if math.isfinite(stated):
+        value = _refuted_epsilon(worst_event(ledger, plan.victim, delta), ledger, stated, delta, m, counts, confidence)
+        yield _canary_finding(
+            surface, "one_run_curve", stated, value, "fdp_one_run_curve", "curve", confidence, what, m
+        )
+
+
+def canary_findings_of_run(
+    run: FinishedRun, game: CanaryGame, transcript: Sequence[ObservedRound], confidence: float
+) -> Iterator[Finding]:
+    """``canary_findings`` of a finished run, on the surface that its first protected query ends up in.
+
+    Raises ValueError where nothing of the run was observed: it was trained before, or by clients that run elsewhere.
+    """
+    if not transcript:
+        raise ValueError("audit.canaries: what was released is kept in memory only, and this run was trained before")
+    plan = run.plan
+    out = set(game.records.ids[game.inside].tolist())
+    own = torch.tensor([int(one) not in out for one in run.shard.train.ids])
+    shard = run.shard.with_train(run.shard.train.take(own))
+    names = [n for n, m in plan.mechanisms.items() if n in plan.method.queries and is_noised_sum(m)]
+    budget = run.experiment.audit_settings.guarantee
+    keys, delta = plan.keys.fold("audit", "canaries"), run.experiment.privacy.delta
+    subject = GuaranteeSubject(plan, shard, {}, run.progress.ledger, delta, confidence, budget, keys)
+    yield from canary_findings(
+        plan, shard, run.progress.ledger, game, transcript, subject.surface_of(names[0]),
+        delta=delta, confidence=confidence, keys=keys,
+    )  # fmt: skip
+
+
+def _refuted_epsilon(
+    event: dpa.DpEvent, ledger: Ledger, stated: float, delta: float, m: int, counts: Sequence[tuple[int, int]], confidence: float
+) -> float:  # fmt: skip
+    """The epsilon of the least noise, in the event's family, that is refuted; above ``stated`` where its curve is."""
+    each, relation = shared_confidence(confidence, len(counts)), ledger.relation
+
+    def curve_at_scale(scale: float) -> object:
+        return trade_off(event, relation=relation, scale=min(max(scale, 1 / MAX_NOISE_SCALE), MAX_NOISE_SCALE))
+
+    scale = max(largest_refuted_parameter(m, *c, curve_at_scale, confidence=each) for c in counts)  # type: ignore[arg-type]
+    value = (
+        epsilon_at(event, delta, relation=relation, scale=min(scale, MAX_NOISE_SCALE))
+        if scale > 1 / MAX_NOISE_SCALE
+        else 0.0
+    )
+    return max(value, stated * (1 + 1e-9)) if scale > 1 else min(value, stated)
+
+
+def _describe_scores(found: CanaryScores, counts: Sequence[tuple[int, int]], m: int, observed: int, rounds: int) -> str:
+    right = ", ".join(f"{correct} of {made}" for made, correct in counts)
+    return (
+        f"{m} canaries by fair coins, {found.releases} noised sums of {observed} of {rounds} rounds; guesses right: {right}; "
+        f"in all of them together a canary moves the sum by {math.sqrt(found.gain / m):.3g} noise scales if it is sampled"
+    )
+
+
+def _canary_finding(
+    surface: Surface, attack: str, stated: float, value: float, method: str, validity: str, confidence: float, note: str, m: int
+) -> Finding:  # fmt: skip
+    measures = {
+        "epsilon_measured": float(value),
+        "epsilon_stated": stated if math.isfinite(stated) else None,
+        "epsilon_method": method,
+        "epsilon_validity": validity,
+        "confidence": confidence,
+        "n": m,
+        "note": note,
+    }
+    there = {name: value for name, value in measures.items() if value is not None}
+    return Finding(surface, attack, Family.GUARANTEE, Adversary.ANALYST, there)
+
 
 LOG = logging.getLogger("privdd")
 ANALYST_NOTE = (

@@ -7,8 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from attacks.types import Attack, Family, Finding
-from privdd.auditing.attack_tasks import AttackTerms, ErrorBudget, collect_attack_jobs, error_budget, run_attacks
-from privdd.auditing.canary_game import CanaryGame, canary_findings_of_run, check_playable, draw_canaries
+from privdd.auditing.attack_tasks import (
+    AttackTerms,
+    EarlierFindings,
+    ErrorBudget,
+    collect_attack_jobs,
+    error_budget,
+    run_attacks,
+)
 from privdd.auditing.coverage import findings_of_diverged_run
 from privdd.auditing.dp_tests.runner import (
     GuaranteeTest,
@@ -17,11 +23,14 @@ from privdd.auditing.dp_tests.runner import (
     run_log_tests,
     without_single_ratios,
 )
-from privdd.auditing.earlier_findings import EarlierFindings
 from privdd.auditing.method_contract import contract_findings
 from privdd.auditing.noised_sums import (
+    CanaryGame,
     NoisedSumScores,
     analyst_view,
+    canary_findings_of_run,
+    check_playable,
+    draw_canaries,
     federation_count,
     needs_releases,
     replay_count,

@@ -19,7 +19,6 @@ from torch import Tensor
 
 from attacks.membership import signals as sig
 from attacks.types import Adversary, Family, Surface, View
-from privdd.auditing.adversary_view import AdversaryView
 from privdd.auditing.replay import (
     ClientReplay,
     MembershipGame,
@@ -30,7 +29,13 @@ from privdd.auditing.replay import (
     replay_cache_key,
     round_chain,
 )
-from privdd.auditing.signal_extraction import POPULATION_RECORDS, SIGNAL_READERS, Signals, extract_signals
+from privdd.auditing.signal_extraction import (
+    POPULATION_RECORDS,
+    SIGNAL_READERS,
+    AdversaryView,
+    Signals,
+    extract_signals,
+)
 from privdd.auditing.views import FinishedRun, describe_granted_knowledge, describe_other_networks
 from privdd.core.device import to_device
 from privdd.core.types import Problem, Shard, State, Tensors
@@ -521,13 +526,7 @@ def count_shared_rounds(method: Method, replayed: int) -> int:
 
 
 def _run_shared_rounds(
-    plan: Plan,
-    ledger: Ledger,
-    shards: Sequence[Shard],
-    whole: Shard,
-    game: MembershipGame,
-    rounds: int,
-    engine: Engine,
+    plan: Plan, ledger: Ledger, shards: Sequence[Shard], whole: Shard, game: MembershipGame, rounds: int, engine: Engine
 ) -> Progress:
     """The rounds that all worlds share, with fresh coins; before the first round where there are none.
 

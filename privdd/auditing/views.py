@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from attacks.malicious.chosen_model import ChosenModel
 from attacks.types import Adversary, Attack, Capture, Family, Knowledge, Surface, Truth, View, Worlds
-from privdd.auditing.adversary_view import AdversaryView, method_maps
 from privdd.auditing.replay import (
     SUM_GRANTED,
     SUM_NOT_GRANTED,
@@ -21,6 +20,7 @@ from privdd.auditing.replay import (
     replay_context,
     uploads_seen_by_server,
 )
+from privdd.auditing.signal_extraction import AdversaryView, method_maps
 from privdd.core.types import Records, Shard, State, Tensors, pack
 from privdd.federated.experiment import Experiment
 from privdd.federated.method import Method

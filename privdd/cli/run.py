@@ -103,9 +103,9 @@ def _audit_into_folder(config: DictConfig, path: Path, argv: Sequence[str], held
         from privdd.cli.external_scores import audit_external_scores
 
         return audit_external_scores(config, path, argv)
+    from privdd.auditing.attack_tasks import earlier_findings
     from privdd.auditing.cost_estimate import check_resources
     from privdd.auditing.coverage import check_coverage
-    from privdd.auditing.earlier_findings import earlier_findings
     from privdd.auditing.findings import write_audit
     from privdd.auditing.pipeline import audit_experiment
     from privdd.cli.build import build_attacks, build_experiment, build_shipped_attacks, check_config_types

@@ -16,7 +16,7 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from attacks.membership.signals import SMALL_RIDGE_SHARE, gradient_alignment, logit_scaled, ridge_coefficients
 from attacks.types import Capture
-from privdd.auditing.adversary_view import RecordGradients
+from privdd.auditing.signal_extraction import RecordGradients
 from privdd.blackbox.target import load_target
 from privdd.core.rng import Keys
 from privdd.core.validation import BadConfig

@@ -17,9 +17,15 @@ from attacks.membership.attack import membership_measures, one_run_bound
 from attacks.membership.blind_baseline import is_separable
 from attacks.statistics import binomial_p_value, shared_confidence
 from attacks.types import Family, Finding, Worlds
-from privdd.auditing.attack_tasks import CANARY_TESTS, TESTS_PER_MECHANISM, WHOLE_RUN_TESTS, ErrorBudget, attack_seeds
+from privdd.auditing.attack_tasks import (
+    CANARY_TESTS,
+    TESTS_PER_MECHANISM,
+    WHOLE_RUN_TESTS,
+    ErrorBudget,
+    as_finding,
+    attack_seeds,
+)
 from privdd.auditing.coverage import is_about_releases, untested_parts
-from privdd.auditing.earlier_findings import as_finding
 from privdd.auditing.findings import (
     MEASURE_KEYS,
     bytes_per_client,

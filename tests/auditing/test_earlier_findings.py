@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 from attacks.types import Adversary, Family, Finding, Surface
 from privdd import verify
 from privdd.api import audit as audit_by_api
-from privdd.auditing.earlier_findings import EarlierFindings
+from privdd.auditing.attack_tasks import EarlierFindings
 from privdd.cli.compose import expand_arguments
 from privdd.cli.resume import config_of_stored_run
 from privdd.cli.run import attacked_again, check_not_overtaken, prepare_run_folder, run_audit

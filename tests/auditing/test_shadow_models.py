@@ -18,7 +18,6 @@ from hydra.core.global_hydra import GlobalHydra
 from attacks.membership.signals import logit_scaled
 from privdd.auditing import shadow_models as federations
 from privdd.auditing import shadow_models as replays
-from privdd.auditing.adversary_view import AdversaryView
 from privdd.auditing.pipeline import membership_game_of
 from privdd.auditing.replay import ClientReplay, draw_membership_game, group_replays, plan_of_replay, round_chain
 from privdd.auditing.shadow_models import (
@@ -29,7 +28,7 @@ from privdd.auditing.shadow_models import (
     signals_of_audited_rounds,
     stack_over_rounds,
 )
-from privdd.auditing.signal_extraction import extract_signals
+from privdd.auditing.signal_extraction import AdversaryView, extract_signals
 from privdd.auditing.views import FinishedRun, client_views
 from privdd.cli import main as command
 from privdd.cli.build import build_experiment

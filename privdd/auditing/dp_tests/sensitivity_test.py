@@ -636,12 +636,7 @@ def measure_other_clients(
     for client in others:
         examiner = SensitivityExaminer(guests, enough=enough, base=base.y)
         ctx = recording_context(
-            replace(plan, victim=client),
-            snapshot.round,
-            examined.keys,
-            examiner,
-            labels,
-            guests=_guest_counts(guests),
+            replace(plan, victim=client), snapshot.round, examined.keys, examiner, labels, guests=_guest_counts(guests)
         )
         with suppress(EnoughReleases):
             plan.method.local(snapshot.broadcast, dict(memory), replace(client_data, client=client), ctx)

@@ -15,19 +15,17 @@ from attacks.certificates import TiltedDraws
 from attacks.types import Finding
 from privdd.auditing.dp_tests.run_certificate import (
     ClientRunReplay,
-    WholeRunReplay,
-    certificate_findings,
-    strongest_guest,
-)
-from privdd.auditing.dp_tests.statement import GuaranteeSubject
-from privdd.auditing.dp_tests.tilted_replay import (
     EmptyRelease,
     NoiseNotPrescribed,
     PrescribedNoise,
     PrescribedRelease,
+    WholeRunReplay,
+    certificate_findings,
     release_prescribed,
     stated_mu,
+    strongest_guest,
 )
+from privdd.auditing.dp_tests.statement import GuaranteeSubject
 from privdd.core.types import Tensors
 from privdd.privacy.ledger import Ledger
 from privdd.privacy.mechanism import Mechanism, Output
