@@ -32,7 +32,7 @@ from benchmarks.gpu_clock import Taken, profiled, timed
 from benchmarks.gpu_stages import FEDERATED, Stage
 from benchmarks.machine import hardware
 from privdd.core.device import deterministic_kernels
-from privdd.runtime.workers import torch_threads
+from privdd.runtime.engine import torch_threads
 
 STAGES = {stage.name: stage for stage in (*FEDERATED, *AUDIT)}
 DRY = 2  # steps with --dry

@@ -29,8 +29,7 @@ from privdd.core.types import Problem, Records, Shard
 from privdd.federated.channel import ClientContext
 from privdd.methods.fedavg import FedAvg
 from privdd.models import ModelSpec, build
-from privdd.runtime.engine import Engine
-from privdd.runtime.workers import torch_threads
+from privdd.runtime.engine import Engine, torch_threads
 
 
 @dataclass(frozen=True)

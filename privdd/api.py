@@ -161,7 +161,7 @@ def audit(
     from privdd.cli.main import config_of
     from privdd.cli.run import run_audit
     from privdd.reporting.run_record import read_run_record
-    from privdd.runtime.workers import own_workers
+    from privdd.runtime.engine import own_workers
 
     _attach_views()
     folder, typed = _output_folder(out), (*overrides, *settings_to_overrides(settings))
@@ -180,8 +180,8 @@ def train(
     from privdd.cli.compose import settings_to_overrides
     from privdd.cli.main import config_of
     from privdd.cli.run import run_training
+    from privdd.runtime.engine import own_workers
     from privdd.runtime.files import read_json
-    from privdd.runtime.workers import own_workers
 
     folder, typed = _output_folder(out), (*overrides, *settings_to_overrides(settings))
     with own_workers():

@@ -34,8 +34,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"privdd-report: {run}: no such folder", file=sys.stderr)
             return 1
 
-    from privdd.reporting.findings_file import load_findings  # takes long to import
     from privdd.reporting.page import print_pdf
+    from privdd.reporting.schema import load_findings  # takes long to import
     from privdd.reporting.terminal import print_summary
     from privdd.verification.run_folder import compare, load_run, write_run_page
 

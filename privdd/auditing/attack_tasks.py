@@ -26,9 +26,8 @@ from privdd.core.rng import Keys
 from privdd.reporting.run_record import AttackCommand, RunRecord, attack_commands, read_run_record
 from privdd.reporting.schema import FindingRow
 from privdd.runtime.engine import Engine
-from privdd.runtime.manifest import FILES_KEY, file_sha256, run_provenance
 from privdd.runtime.progress import show_progress
-from privdd.runtime.run_folder import RunFolder, read_tensors, write_tensors
+from privdd.runtime.run_folder import FILES_KEY, RunFolder, file_sha256, read_tensors, run_provenance, write_tensors
 
 # ``1 - audit.confidence`` is the chance that any of a run's bounds contradicts a true statement. It is shared in equal
 # parts (Bonferroni) by the bounds of membership attacks and of guarantee tests, which are counted before any is made.

@@ -46,10 +46,9 @@ from privdd.federated.simulation import (
 from privdd.methods.own_training import OwnTraining
 from privdd.models import ModelSpec, build
 from privdd.reporting.wording import format_bytes
-from privdd.runtime.engine import IN_THIS_PROCESS, Engine, engine_in_words
+from privdd.runtime.engine import IN_THIS_PROCESS, Engine, engine_in_words, torch_threads
 from privdd.runtime.progress import format_seconds
 from privdd.runtime.startup import can_fork
-from privdd.runtime.workers import torch_threads
 
 BYTES_PER_NUMBER = 4  # of a number
 PROCESS_BYTES = 400 * 2**20  # bytes of a process that has imported everything: measured

@@ -25,13 +25,11 @@ from privdd.privacy.claims import Claim, smallest_claim
 from privdd.privacy.ledger import SERVER, Ledger, Release
 from privdd.privacy.mechanism import Mechanism
 from privdd.privacy.reconstruction import naming_bound_of_claim, reconstruction
-from privdd.reporting.findings_file import validate_findings, write_findings
 from privdd.reporting.run_record import ATTACKED, AttackCommand
-from privdd.reporting.schema import Findings, worst_verdict
+from privdd.reporting.schema import Findings, validate_findings, worst_verdict, write_findings
 from privdd.runtime.engine import describe_engine
 from privdd.runtime.files import to_plain_json, write_json
-from privdd.runtime.manifest import run_provenance
-from privdd.runtime.run_folder import RunFolder
+from privdd.runtime.run_folder import RunFolder, run_provenance
 
 CERTIFICATE_KEY = "certificate"  # in a finding's diagnostics: how a bound for the whole run was come by
 

@@ -43,9 +43,9 @@ from privdd.core.types import Shard
 from privdd.federated.experiment import Experiment
 from privdd.federated.noise_log import NoiseLog, ObservedRound
 from privdd.federated.trainer import Trainer
+from privdd.runtime.engine import torch_threads
 from privdd.runtime.progress import show_progress
 from privdd.runtime.run_folder import RunFolder
-from privdd.runtime.workers import torch_threads
 
 NOTHING = EarlierFindings()
 

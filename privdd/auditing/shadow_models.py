@@ -43,11 +43,10 @@ from privdd.federated.channel import tensor_shapes
 from privdd.federated.method import Method
 from privdd.federated.simulation import Plan, Progress, Snapshot, run_round, start_training
 from privdd.privacy.ledger import Ledger
-from privdd.runtime.engine import Engine
+from privdd.runtime.engine import Engine, torch_threads
 from privdd.runtime.files import DamagedRun
 from privdd.runtime.progress import ProgressBar, show_progress
 from privdd.runtime.run_folder import RunFolder, read_tensors, write_tensors
-from privdd.runtime.workers import torch_threads
 
 LATER_SIGNALS = ("joint", "public_logits", "gradient_", "shared_noise")  # signals that earlier versions did not keep
 

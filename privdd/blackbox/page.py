@@ -6,7 +6,7 @@ from pathlib import Path
 
 from privdd.blackbox.reproduction import write_reproduction
 from privdd.blackbox.verdict import BREAKS, KEEPS, WORDS, Checked
-from privdd.reporting.plots import template_environment
+from privdd.reporting.page import template_environment
 from privdd.runtime.files import write_bytes, write_json
 
 TONES = {BREAKS: "contradiction", KEEPS: "consistent"}

@@ -31,8 +31,7 @@ from privdd.recording.network import (
 )
 from privdd.recording.recording import Recording, read_recordings
 from privdd.runtime.files import DamagedRun
-from privdd.runtime.manifest import file_sha256
-from privdd.runtime.run_folder import read_tensors
+from privdd.runtime.run_folder import file_sha256, read_tensors
 
 # A score for each canary from what a federation let out: larger = in. Nothing here sees a coin.
 #

@@ -21,7 +21,10 @@ from privdd.cli.compose import compose_config, config_dir, default_attacks
 from privdd.cli.secret import SECRET_KEY as SECRET
 from privdd.cli.secret import missing_secret_error, secret_of_config
 from privdd.cli.settings import (
+    TypeCheck,
     audit_settings,
+    check_setting_numbers,
+    declared_parameters,
     is_forced,
     iterate_settings,
     mapping_at,
@@ -30,7 +33,6 @@ from privdd.cli.settings import (
     to_plain_settings,
     trust_settings,
 )
-from privdd.cli.type_check import TypeCheck, check_setting_numbers, declared_parameters
 from privdd.core.group_settings import Scale, published_scale
 from privdd.core.rng import Keys
 from privdd.core.types import Problem, Shard

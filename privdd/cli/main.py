@@ -279,8 +279,7 @@ def _run_command(command: str, run: CommandRun) -> int:
     _check_with_torch(config, argv)
     for word in ("resume", "run"):
         if config.get(word) is not None:
-            from privdd.cli.resume import config_of_stored_run
-            from privdd.cli.stored_config import load_stored_config
+            from privdd.cli.stored_config import config_of_stored_run, load_stored_config
 
             path = Path(str(config[word]))
             stored = load_stored_config(path, trusted)
@@ -398,7 +397,7 @@ def _run_sweep_point(config: DictConfig, typed: Sequence[str], work: Callable[[]
 
 
 def _check_finished_point(path: Path, config: DictConfig) -> None:
-    from privdd.cli.resume import check_finished_run
+    from privdd.cli.stored_config import check_finished_run
 
     if config.get("scores") is None:  # what is brought stands in no setting
         check_finished_run(path, config)

@@ -31,15 +31,16 @@ from privdd.cli.compose import (
     user_config_folders,
 )
 from privdd.cli.secret import SECRET_KEY as SECRET
-from privdd.cli.settings import iterate_settings, to_plain_settings
-from privdd.cli.type_check import (
+from privdd.cli.settings import (
     TypeCheck,
     check_declared_ranges,
     check_setting_numbers,
     declared_type,
     describe_type,
     fits_type,
+    iterate_settings,
     suggest_name,
+    to_plain_settings,
     with_defaults,
 )
 from privdd.core import group_settings

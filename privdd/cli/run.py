@@ -1,10 +1,12 @@
-"""One run from start to end: folder, config, training or audit, report, trackers, exit status."""
+"""One run from start to end: folder, config, training or audit, report, tracker, exit status; and the same report of scores
+that were computed elsewhere."""
 
 from __future__ import annotations
 
 import importlib.util
 import math
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -13,19 +15,50 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from attacks.external_scores import audit_scores
+from attacks.statistics import shared_confidence
+from attacks.types import SENT_BY_SERVER, Finding, Surface
+from privdd import __version__
+from privdd.auditing.cost_estimate import ANNOUNCEMENT_SECONDS, check_resources, choose_engine, describe_estimate
+from privdd.auditing.coverage import UNREAD_REASON, check_coverage, uncovered_surfaces
+from privdd.auditing.findings import (
+    bytes_per_client,
+    decide_verdict,
+    epsilon_by_accountant,
+    finding_row,
+    manifest_json,
+    write_audit,
+)
+from privdd.cli import build
 from privdd.cli.compose import format_shell_assignment
-from privdd.cli.resume import add_attacks, asked_of, check_same_config, looks_further
 from privdd.cli.secret import check_same_secret, remove_secret
-from privdd.cli.settings import audit_settings, is_forced, to_plain_settings, user_code_of_config, write_code_digests
-from privdd.cli.stored_config import OUTSIDE_SETTINGS, list_foreign_packages, load_stored_config, read_stored_config
+from privdd.cli.settings import (
+    audit_settings,
+    is_forced,
+    privacy_settings,
+    to_plain_settings,
+    user_code_of_config,
+    write_code_digests,
+)
+from privdd.cli.stored_config import (
+    OUTSIDE_SETTINGS,
+    add_attacks,
+    asked_of,
+    check_same_config,
+    list_foreign_packages,
+    load_stored_config,
+    looks_further,
+    read_stored_config,
+)
 from privdd.core.device import deterministic_kernels
 from privdd.core.validation import BadConfig
-from privdd.reporting.schema import Findings
-from privdd.runtime.engine import engine_in_words
-from privdd.runtime.files import is_half_written, list_plain_files, lock_folder, write_bytes
-from privdd.runtime.manifest import seal_folder
-from privdd.runtime.run_folder import RunFolder
-from privdd.runtime.workers import torch_threads
+from privdd.federated.evaluation import divergence_message
+from privdd.federated.trainer import Trainer
+from privdd.reporting.policy import policy_of_settings
+from privdd.reporting.schema import Findings, validate_findings, write_findings
+from privdd.runtime.engine import engine_in_words, torch_threads
+from privdd.runtime.files import is_half_written, list_plain_files, lock_folder, to_plain_json, write_bytes, write_json
+from privdd.runtime.run_folder import RunFolder, check_folder_free, seal_folder, write_tensors
 
 
 def prepare_run_folder(path: Path, config: DictConfig) -> RunFolder:
@@ -50,25 +83,16 @@ def prepare_run_folder(path: Path, config: DictConfig) -> RunFolder:
 
 @contextmanager
 def print_resume_command(command: str, path: Path, config: DictConfig) -> Iterator[None]:
-    """On Ctrl-C, print how to resume."""
+    """On Ctrl-C, print how to resume, with what has to be typed again because no stored config may decide it."""
     try:
         yield
     except KeyboardInterrupt:
-        more = "".join(f" {part}" for part in _settings_to_repeat(config))
-        raise KeyboardInterrupt(
-            f"resume with: python -m privdd.{command} {format_shell_assignment('resume', str(path))}{more}"
-        ) from None
-
-
-def _settings_to_repeat(config: DictConfig) -> list[str]:
-    """What has to be typed again with resume=, because no stored config may decide it."""
-    places = [
-        format_shell_assignment(key, str(value))
-        for key in OUTSIDE_SETTINGS
-        if (value := OmegaConf.select(config, key)) is not None
-    ]
-    packages = list_foreign_packages(to_plain_settings(config))
-    return [*places, *([f"trust={','.join(packages)}"] if packages else [])]
+        outside = ((key, OmegaConf.select(config, key)) for key in OUTSIDE_SETTINGS)
+        parts = [format_shell_assignment(key, str(value)) for key, value in outside if value is not None]
+        if packages := list_foreign_packages(to_plain_settings(config)):
+            parts.append(f"trust={','.join(packages)}")
+        text = " ".join([format_shell_assignment("resume", str(path)), *parts])
+        raise KeyboardInterrupt(f"resume with: python -m privdd.{command} {text}") from None
 
 
 def waive_unread_surfaces(config: DictConfig) -> None:
@@ -76,15 +100,12 @@ def waive_unread_surfaces(config: DictConfig) -> None:
 
     The report shows them as not attacked. Raises BadConfig where the attacks read nothing of what is released.
     """
-    from privdd.auditing.coverage import UNREAD_REASON, uncovered_surfaces
-    from privdd.cli.build import build_attacks, check_config_types, instantiate_node, standardise_classifiers
-
-    check_config_types(config)
     for surface, reason in config.audit.waive.items():
         config.audit.waive[surface] = None if str(reason).startswith(UNREAD_REASON) else reason
     audit = audit_settings(config)
     if audit is not None:
-        method, attacks = instantiate_node(standardise_classifiers(config)), build_attacks(config)
+        method = build.instantiate_node(build.standardise_classifiers(config))
+        attacks = build.build_attacks(config)
         unread = uncovered_surfaces(method, attacks, replace(audit, waive={}))
         if set(unread) == {str(s) for s in (*method.uploads.values(), *method.broadcasts.values())}:
             raise BadConfig(f"attack=[{','.join(attacks)}]: none of them reads anything that {config.name} releases")
@@ -94,60 +115,48 @@ def waive_unread_surfaces(config: DictConfig) -> None:
 
 def run_audit(config: DictConfig, path: Path, argv: Sequence[str]) -> int:
     """Audit into ``path`` -> exit status, as of ``conclude_audit``. Raises BadConfig where another process writes it."""
-    with ExitStack() as held:
-        return _audit_into_folder(config, path, argv, held)
-
-
-def _audit_into_folder(config: DictConfig, path: Path, argv: Sequence[str], held: ExitStack) -> int:
     if config.get("scores") is not None:
-        from privdd.cli.external_scores import audit_external_scores
-
         return audit_external_scores(config, path, argv)
     from privdd.auditing.attack_tasks import earlier_findings
-    from privdd.auditing.cost_estimate import check_resources
-    from privdd.auditing.coverage import check_coverage
-    from privdd.auditing.findings import write_audit
     from privdd.auditing.pipeline import audit_experiment
-    from privdd.cli.build import build_attacks, build_experiment, build_shipped_attacks, check_config_types
     from privdd.reporting.page import write_report
-    from privdd.reporting.policy import policy_of_settings
     from privdd.reporting.terminal import conclude_audit
 
     asked, further = attacked_again(config, RunFolder(path))
-    check_config_types(config)
+    build.check_config_types(config)
     if config.audit.get("require") == "some":
         waive_unread_surfaces(config)
     check_tracking(config.tracking)
     policy = policy_of_settings(to_plain_settings(config))
-    attacks = build_attacks(config)
+    attacks = build.build_attacks(config)
     if not attacks:
         raise BadConfig("attack=[]: at least one attack is needed")
-    experiment = build_experiment(config)
-    check_coverage(experiment.plan.method, attacks, experiment.audit_settings, build_shipped_attacks)
+    experiment = build.build_experiment(config)
+    check_coverage(experiment.plan.method, attacks, experiment.audit_settings, build.build_shipped_attacks)
     experiment.new_ledger()  # refuses a unit, relation or delta before anything is written
     check_resources(experiment, path, force=is_forced(config))
-    held.enter_context(lock_folder(path))
-    check_not_overtaken(RunFolder(path), config)
-    earlier = earlier_findings(RunFolder(path), asked, others=further)
-    folder = prepare_run_folder(path, config)
-    held.enter_context(_deterministic_run(experiment))
-    experiment = announce_run(experiment, attacks, folder)
-    with print_resume_command("audit", path, config):
-        audited = audit_experiment(experiment, attacks, folder, earlier)
-        kept = {finding.attack for finding in earlier.by_file.values()}
-        ran = {*asked} | attacks.keys() - kept - {*audited.not_run}
-        result = write_audit(folder, audited, argv, earlier.commands, ran)
-        write_report(path)
-    track_run(
-        config.tracking, path, result.utility.accuracy_by_round if result.utility else (), tracked_scalars(result)
-    )
-    seal_folder(path)
-    notes = []
-    if audited.not_run:
-        notes.append(f"not run, as {config.name} releases nothing that they read: {', '.join(audited.not_run)}")
-    if kept:
-        notes.append(f"found by earlier commands, and kept: {', '.join(sorted(kept))}")
-    return conclude_audit(result, path, policy, sys.stdout, notes)
+    with ExitStack() as held:
+        held.enter_context(lock_folder(path))
+        check_not_overtaken(RunFolder(path), config)
+        earlier = earlier_findings(RunFolder(path), asked, others=further)
+        folder = prepare_run_folder(path, config)
+        held.enter_context(_deterministic_run(experiment))
+        experiment = announce_run(experiment, attacks, folder)
+        with print_resume_command("audit", path, config):
+            audited = audit_experiment(experiment, attacks, folder, earlier)
+            kept = {finding.attack for finding in earlier.by_file.values()}
+            ran = {*asked} | attacks.keys() - kept - {*audited.not_run}
+            result = write_audit(folder, audited, argv, earlier.commands, ran)
+            write_report(path)
+        by_round = result.utility.accuracy_by_round if result.utility else ()
+        track_run(config.tracking, path, by_round, tracked_scalars(result))
+        seal_folder(path)
+        notes = []
+        if audited.not_run:
+            notes.append(f"not run, as {config.name} releases nothing that they read: {', '.join(audited.not_run)}")
+        if kept:
+            notes.append(f"found by earlier commands, and kept: {', '.join(sorted(kept))}")
+        return conclude_audit(result, path, policy, sys.stdout, notes)
 
 
 def announce_run(experiment: Any, attacks: Mapping[str, Any], folder: RunFolder) -> Any:
@@ -155,8 +164,6 @@ def announce_run(experiment: Any, attacks: Mapping[str, Any], folder: RunFolder)
 
     Attacks that are added to a finished run have no price, and ``auto`` runs them in this process.
     """
-    from privdd.auditing.cost_estimate import ANNOUNCEMENT_SECONDS, choose_engine, describe_estimate
-
     price = None
     if not folder.findings_file.exists():
         experiment, price = choose_engine(experiment, attacks, ANNOUNCEMENT_SECONDS)
@@ -192,57 +199,43 @@ def check_not_overtaken(folder: RunFolder, config: DictConfig) -> None:
 
 def run_training(config: DictConfig, path: Path, argv: Sequence[str]) -> int:
     """Training alone: state, ledger, manifest, one line of figures. Raises BadConfig where another process writes."""
-    with ExitStack() as held:
-        return _train_into_folder(config, path, argv, held)
-
-
-def _train_into_folder(config: DictConfig, path: Path, argv: Sequence[str], held: ExitStack) -> int:
-    import time
-
-    from privdd.auditing.cost_estimate import check_resources
-    from privdd.auditing.findings import bytes_per_client, epsilon_by_accountant, manifest_json
-    from privdd.cli.build import build_experiment
-    from privdd.federated.evaluation import divergence_message
-    from privdd.federated.trainer import Trainer
-    from privdd.runtime.files import write_json
-
     check_tracking(config.tracking)
-    experiment = build_experiment(config)
+    experiment = build.build_experiment(config)
     check_resources(experiment, path, force=is_forced(config))
-    held.enter_context(lock_folder(path))
-    folder = prepare_run_folder(path, config)
-    held.enter_context(_deterministic_run(experiment))
-    experiment = announce_run(experiment, {}, folder)
-    began = time.monotonic()
-    plan, ledger = experiment.plan, experiment.new_ledger()
-    trainer = Trainer(
-        plan, experiment.shards, experiment.test_records, experiment.engine, folder, ledger, experiment.capture
-    )
-    with print_resume_command("train", path, config):
-        progress = trainer.run()
-    seconds = {"train": time.monotonic() - began}
-    if not folder.findings_file.exists():  # else it says how that was found, and nothing was trained
-        write_json(folder.manifest_file, manifest_json(experiment, progress, seconds, argv))
-    epsilon = epsilon_by_accountant(progress.ledger)
-    summary: dict[str, Any] = {
-        "accuracy": progress.accuracy[-1],
-        "epsilon": epsilon,
-        "delta": progress.ledger.delta,
-        "unit": progress.ledger.unit,
-        "relation": progress.ledger.relation,
-        "uploaded_bytes_per_client": bytes_per_client(progress.uploaded, experiment.plan.problem.clients),
-        "downloaded_bytes_per_client": bytes_per_client(progress.downloaded, experiment.plan.problem.clients),
-    }
-    by_round = {"accuracy_by_round": list(progress.accuracy), "diverged": progress.diverged}
-    write_json(path / "training.json", {"schema": 1, **summary, **by_round})
-    track_run(config.tracking, path, progress.accuracy, {f"epsilon/{name}": value for name, value in epsilon.items()})
-    seal_folder(path)
-    accuracy = (
-        f"accuracy {summary['accuracy']:.4f}" if progress.diverged is None else divergence_message(progress.diverged)
-    )
+    with ExitStack() as held:
+        held.enter_context(lock_folder(path))
+        folder = prepare_run_folder(path, config)
+        held.enter_context(_deterministic_run(experiment))
+        experiment = announce_run(experiment, {}, folder)
+        began, (engine, capture) = time.monotonic(), (experiment.engine, experiment.capture)
+        ledger = experiment.new_ledger()
+        trainer = Trainer(experiment.plan, experiment.shards, experiment.test_records, engine, folder, ledger, capture)
+        with print_resume_command("train", path, config):
+            progress = trainer.run()
+        seconds = {"train": time.monotonic() - began}
+        if not folder.findings_file.exists():  # else it says how that was found, and nothing was trained
+            write_json(folder.manifest_file, manifest_json(experiment, progress, seconds, argv))
+        ledger, clients = progress.ledger, experiment.plan.problem.clients
+        epsilon, accuracy = epsilon_by_accountant(ledger), progress.accuracy[-1]
+        summary: dict[str, Any] = {
+            "schema": 1,
+            "accuracy": accuracy,
+            "epsilon": epsilon,
+            "delta": ledger.delta,
+            "unit": ledger.unit,
+            "relation": ledger.relation,
+            "uploaded_bytes_per_client": bytes_per_client(progress.uploaded, clients),
+            "downloaded_bytes_per_client": bytes_per_client(progress.downloaded, clients),
+            "accuracy_by_round": list(progress.accuracy),
+            "diverged": progress.diverged,
+        }
+        write_json(path / "training.json", summary)
+        track_run(config.tracking, path, progress.accuracy, {f"epsilon/{name}": e for name, e in epsilon.items()})
+        seal_folder(path)
+    said = f"accuracy {accuracy:.4f}" if progress.diverged is None else divergence_message(progress.diverged)
     print(
-        f"{accuracy}, epsilon {epsilon['pld']:.4g} by PLD ({epsilon['rdp']:.4g} by RDP) at "
-        f"delta {progress.ledger.delta:g} per {progress.ledger.unit}, {progress.ledger.relation}; {path}"
+        f"{said}, epsilon {epsilon['pld']:.4g} by PLD ({epsilon['rdp']:.4g} by RDP) at "
+        f"delta {ledger.delta:g} per {ledger.unit}, {ledger.relation}; {path}"
     )
     return 0
 
@@ -309,3 +302,85 @@ def tracked_scalars(findings: Findings) -> dict[str, float]:
         rates = row.tpr_at_fpr or {}
         found |= {f"{stem}/tpr_at_{key}": at.tpr for key, at in rates.items() if at.resolvable}
     return found
+
+
+STATED_ELSEWHERE = "stated by whoever brought the scores"
+
+
+def audit_external_scores(config: DictConfig, path: Path, argv: Sequence[str]) -> int:
+    """``scores=FILE`` into ``path`` -> exit status as of ``conclude_audit``; ``privacy.epsilon`` is what is stated.
+
+    Raises ValueError, one line, for a file that cannot be read as such scores.
+    """
+    from privdd.reporting.page import write_report
+    from privdd.reporting.terminal import conclude_audit
+
+    began = time.monotonic()
+    build.check_config_types(config)
+    audit, privacy = audit_settings(config), privacy_settings(config)
+    if audit is None:
+        raise BadConfig("scores: a config of privdd.audit is needed")
+    stated = None if privacy.epsilon is None else float(privacy.epsilon)
+    policy = policy_of_settings(to_plain_settings(config))
+    findings = _collect_findings(config, float(audit.confidence), privacy.delta)
+    folder = RunFolder(path)
+    with lock_folder(path):
+        check_folder_free(path)
+        for finding in findings:
+            kept = {name: value for name, value in finding.figures.items() if not name.startswith("roc_")}
+            write_tensors(folder.evidence_file(str(finding.surface), finding.attack), kept)
+        data = to_plain_json(_findings_json(config, privacy.delta, stated, findings, time.monotonic() - began))
+        result = validate_findings(data, str(folder.findings_file))
+        about = {"schema": 1, "version": __version__, "seed": int(config.seed), "command": list(argv)}
+        write_json(folder.manifest_file, about)
+        write_findings(result, folder.findings_file)
+        write_report(path)
+        seal_folder(path)
+    return conclude_audit(result, path, policy, sys.stdout)
+
+
+def _collect_findings(config: DictConfig, confidence: float, delta: float) -> list[Finding]:
+    """The findings, each with the bound at a confidence that all of them share: this bound decides the verdict."""
+    try:
+        surface = Surface(str(config.scores_surface))
+    except ValueError:
+        known = ", ".join(Surface)
+        raise BadConfig(f"scores_surface={config.scores_surface}: allowed are {known}") from None
+    given: dict[str, Any] = {"surface": surface, "delta": delta, "seed": int(config.seed)}
+    found = audit_scores(str(config.scores), confidence=confidence, **given)
+    shared = audit_scores(str(config.scores), confidence=shared_confidence(confidence, len(found)), **given)
+    bounds = [strict.measures.get("epsilon_measured") for strict in shared]
+    return [
+        one
+        if bound is None
+        else one.with_measures(diagnostics={**one.measures.get("diagnostics", {}), "epsilon_familywise": bound})
+        for one, bound in zip(found, bounds, strict=True)
+    ]
+
+
+def _findings_json(
+    config: DictConfig, delta: float, stated: float | None, findings: Sequence[Finding], seconds: float
+) -> dict[str, Any]:
+    unknown = {"pld": math.inf, "rdp": math.inf}
+    verdict, surface = decide_verdict(unknown, stated, findings), findings[0].surface
+    why = "nothing here shows how it was derived; only attacks were run"
+    claim = {"source": STATED_ELSEWHERE, "epsilon": stated, "sound": False, "why": why}
+    run = {
+        "algo": str(config.name or "scores"), "data": Path(str(config.scores)).name, "preset": "none",
+        "seed": int(config.seed), "version": __version__, "clients": 0, "rounds": 0,
+        "seconds": {"train": 0.0, "worlds": 0.0, "attacks": seconds, "total": seconds},
+    }  # fmt: skip
+    sent = {
+        "surface": surface, "sender": "server" if surface in SENT_BY_SERVER else "client", "names": ["scores"],
+        "audited": True, "rounds": 0, "bytes": 0, "mechanism": "unknown", "epsilon": unknown, "verdict": verdict,
+    }  # fmt: skip
+    game = {"delta": delta, "unit": "record", "relation": "add_remove"}
+    return {
+        "schema": 2,
+        "run": run,
+        "target": {"kind": "scores"},
+        "privacy": {**game, "epsilon": unknown, "claims": [] if stated is None else [claim]},
+        "surfaces": [sent],
+        "findings": [finding_row(finding, stated) for finding in findings],
+        "verdict": verdict,
+    }

@@ -6,28 +6,361 @@ stored config may come from a stranger. Imports no torch.
 
 from __future__ import annotations
 
+import ast
+import difflib
 import hashlib
 import importlib.util
+import inspect
 import json
+import pkgutil
 import re
 import sys
+import types
+import typing
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import MISSING, fields
+from enum import Enum
+from functools import cache, reduce
 from importlib.machinery import ModuleSpec, PathFinder
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from operator import or_
+from pathlib import Path, PurePath
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from omegaconf import DictConfig, OmegaConf
 
-from privdd.cli.type_check import OWN_PACKAGES
-from privdd.core.validation import BadConfig, setting_error
+from attacks import validation
+from privdd.core.validation import BadConfig, check_finite, is_number, setting_error
 from privdd.federated.settings import AuditSettings, GuaranteeBudget, HardExampleSettings, PrivacySettings, RunSettings
 from privdd.runtime.files import DamagedRun, read_json, write_json
 from privdd.runtime.renames import TARGET, use_original_names
 
 if TYPE_CHECKING:
     from privdd.federated.secure_aggregation import Trust
+
+HYDRA_KEYS = ("_target_", "_convert_", "_recursive_", "_partial_")
+SCALAR_TYPES: dict[Any, tuple[tuple[str, str], Callable[[Any], bool]]] = {  # names (singular, plural), and the check
+    bool: (("true or false",) * 2, lambda v: isinstance(v, bool)),
+    int: (("a whole number", "whole numbers"), lambda v: isinstance(v, int) and not isinstance(v, bool)),
+    float: (("a number", "numbers"), is_number),
+    str: (("text", "texts"), lambda v: isinstance(v, str)),
+    type(None): (("null",) * 2, lambda v: v is None),
+}
+
+
+class TypeCheck:
+    """Checks the nodes of one config. Every method raises BadConfig for the first wrong value."""
+
+    def __init__(self, config: DictConfig) -> None:
+        self.typed = OmegaConf.to_container(config, resolve=False)
+
+    def source_key_of(self, key: str) -> str:
+        """The key that the value was set by: of ``${privacy.clip_norm}``, that one."""
+        node, parts = self.typed, key.split(".")
+        for at, name in enumerate(parts):
+            node = node.get(name) if isinstance(node, dict) else None
+            link = re.fullmatch(r"\$\{(\w[\w.]*)\}", node) if isinstance(node, str) else None
+            if link:
+                return self.source_key_of(".".join([link[1], *parts[at + 1 :]]))
+        return key
+
+    def check_built_node(self, key: str, value: Any) -> None:
+        """A node that an object is made from."""
+        if not isinstance(value, dict) or "_target_" not in value:
+            raise setting_error(self.source_key_of(key), value, "a mapping with a _target_ is needed")
+        self.check_nested_targets(key, value)
+
+    def check_nested_targets(self, key: str, value: Any) -> None:
+        """Every ``_target_`` at or below ``key``."""
+        if isinstance(value, dict) and "_target_" in value:
+            self._check_target(key, value)
+        elif isinstance(value, dict):
+            for name, inner in value.items():
+                self.check_nested_targets(f"{key}.{name}", inner)
+        elif isinstance(value, list):
+            for at, inner in enumerate(value):
+                self.check_nested_targets(f"{key}.{at}", inner)
+
+    def _check_target(self, key: str, value: Mapping[str, Any]) -> None:
+        path = value["_target_"]
+        try:
+            target = pkgutil.resolve_name(path)
+            declared, open_ended = declared_parameters(target)
+        except Exception as error:  # importing a module may raise anything
+            hint = own_network_hint(path) if self.source_key_of(key) == "model" else ""
+            raise setting_error(f"{key}._target_", path, " ".join(str(error).split())[:300] + hint) from None
+        if self.source_key_of(key) == "model" and not is_model_class(target):
+            raise setting_error(f"{key}._target_", path, f"no ModelSpec{own_network_hint(path)}")
+        self.check_arguments(key, {k: v for k, v in value.items() if k not in HYDRA_KEYS}, declared, open_ended)
+
+    def check_arguments(
+        self, key: str, given: Mapping[str, Any], declared: Mapping[str, Any], open_ended: bool
+    ) -> None:
+        """Values for parameters of these types; open_ended: others may be given too."""
+        for name, value in given.items():
+            if name not in declared and not open_ended:
+                raise BadConfig(
+                    f"{self.source_key_of(f'{key}.{name}')}: unknown key; {suggest_name(name, declared, key)}"
+                )
+            self.check_value(self.source_key_of(f"{key}.{name}"), value, declared.get(name, Any))
+
+    def check_value(self, key: str, value: Any, kind: Any) -> None:
+        """One value; a ``_target_`` inside it is checked against its own class alone."""
+        if contains_target(value):
+            self.check_nested_targets(key, value)
+        elif not fits_type(value, kind):
+            if isinstance(value, dict):
+                raise BadConfig(f"{key}={{...}}: {describe_type(kind)}")
+            raise setting_error(key, value, describe_type(kind))
+
+
+def is_model_class(target: Any) -> bool:
+    """Whether it is a class of ``privdd.models.ModelSpec``, by name: importing that takes a second."""
+    return any(base.__name__ == "ModelSpec" for base in getattr(target, "__mro__", ()))
+
+
+def own_network_hint(path: Any) -> str:
+    """How a network of the user's own is given, for whoever named it as ``model._target_``."""
+    module, _, name = str(path).rpartition(".")
+    return f"; a network of your own is model=own model.target={module or 'net'}:{name or 'Net'}"
+
+
+def suggest_name(name: str, known: Collection[str], where: str) -> str:
+    """What may have been meant by an unknown name among the ``known`` of a mapping."""
+    close = difflib.get_close_matches(name, known, 1)
+    if close:
+        return f"did you mean {'.'.join(filter(None, [where, close[0]]))}?"
+    return f"known there: {', '.join(known) or 'nothing'}"
+
+
+def contains_target(value: Any) -> bool:
+    """Whether a value contains a ``_target_`` at any depth."""
+    if isinstance(value, dict):
+        return "_target_" in value or any(contains_target(v) for v in value.values())
+    return isinstance(value, list) and any(contains_target(v) for v in value)
+
+
+def declared_parameters(target: Callable[..., Any]) -> tuple[dict[str, Any], bool]:
+    """name -> declared type of what a class or function takes, and whether it takes other names as well.
+
+    A parameter without annotation takes anything. Raises NameError for an annotation that names nothing.
+    """
+    signature = inspect.signature(target)
+    hints = type_hints_of(target)
+    found = {
+        n: hints.get(n, Any) for n, p in signature.parameters.items() if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)
+    }
+    more = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
+    return found, more
+
+
+def type_hints_of(target: Callable[..., Any]) -> dict[str, Any]:
+    """Annotations as types. A dataclass's inherited fields are read where they were written."""
+    if not inspect.isclass(target):
+        return get_type_hints(target)
+    written = "__init__" in vars(target) and not hasattr(target, "__dataclass_fields__")
+    return get_type_hints(target.__init__) if written else get_type_hints(target)
+
+
+def fits_type(value: Any, kind: Any) -> bool:
+    """Whether a plain value is of a declared type; an int may stand for a float, a list for a tuple."""
+    made, args = get_origin(kind) or kind, get_args(kind)
+    if made in (Any, object):
+        return True
+    if made is typing.Annotated:
+        return fits_type(value, args[0])
+    if made in (Union, types.UnionType):
+        return any(fits_type(value, one) for one in args)
+    if made is Literal:
+        return any(type(value) is type(word) and value == word for word in args)
+    if made in SCALAR_TYPES:
+        return SCALAR_TYPES[made][1](value)
+    if not inspect.isclass(made):
+        return True
+    if issubclass(made, Enum):
+        return value in [member.value for member in made]
+    if issubclass(made, PurePath):
+        return isinstance(value, str)
+    if issubclass(made, Mapping):
+        return isinstance(value, dict) and all(fits_type(v, args[1]) for v in value.values() if args)
+    if issubclass(made, Collection):
+        return isinstance(value, list) and all(fits_type(v, args[0]) for v in value if args)
+    return False  # an object of that class is needed
+
+
+def describe_type(kind: Any) -> str:
+    """What is allowed, in words."""
+    kinds = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
+    allowed = [str(word) for one in kinds if get_origin(one) is Literal for word in get_args(one)]
+    others = dict.fromkeys(_type_word(one) for one in kinds if get_origin(one) is not Literal and one is not type(None))
+    if allowed and not others:
+        return f"allowed are {', '.join([*allowed, *(['null'] if type(None) in kinds else [])])}"
+    words = [*([f"one of {', '.join(allowed)}"] if allowed else []), *others]
+    return f"{' or '.join(words)} is needed{' (or null)' if type(None) in kinds else ''}"
+
+
+def _type_word(kind: Any, *, many: bool = False) -> str:
+    made, args = get_origin(kind) or kind, get_args(kind)
+    if made in SCALAR_TYPES:
+        one, several = SCALAR_TYPES[made][0]
+        return several if many else one
+    if made is typing.Annotated:
+        return _type_word(args[0], many=many)
+    if inspect.isclass(made) and issubclass(made, Enum):
+        return f"one of {', '.join(str(member.value) for member in made)}"
+    if inspect.isclass(made) and issubclass(made, PurePath):
+        return "text"
+    if inspect.isclass(made) and issubclass(made, Mapping):
+        return "a mapping"
+    if inspect.isclass(made) and issubclass(made, Collection):
+        return f"a list of {_type_word(args[0], many=True)}" if args else "a list"
+    return "a mapping with a _target_"
+
+
+LENGTH_WORDS = {
+    "rounds",
+    "epochs",
+    "steps",
+    "iterations",
+    "networks",
+    "turns",
+    "matches",
+    "reads",
+    "restarts",
+    "starts",
+    "attempts",
+}
+LENGTH_GROUPS = ("algo.", "attack.")
+MAX_LENGTH = 10**6
+
+
+def check_setting_numbers(key: str, value: Any, said: str) -> None:
+    """A setting, or each of a list. said: the key that it was typed by. Raises BadConfig.
+
+    The last word of its name tells whether it is a length: ``epochs`` of ``local_epochs``.
+    """
+    length = key.startswith(LENGTH_GROUPS) and key.replace("_", ".").rsplit(".", 1)[-1] in LENGTH_WORDS
+    for one in value if isinstance(value, list) else [value]:
+        if is_number(one):
+            check_finite(said, one)
+            if length and one > MAX_LENGTH:
+                raise setting_error(said, one, f"at most {MAX_LENGTH} are allowed")
+
+
+SOURCE_ROOT = Path(__file__).resolve().parents[2]
+OWN_PACKAGES = ("privdd", "attacks")
+RANGE_CHECKS = ("check_counts", "check_positive", "check_non_negative", "check_probability", "check_below_one")
+PLAIN_TYPES = {"int": int, "float": float, "bool": bool, "str": str}
+
+
+def declared_type(target: str, name: str) -> Any:
+    """The type of a field of the class, or of a parameter of the function, ``target``; None where its source does not
+    say it in plain types."""
+    found, bases = find_definition(target)
+    if isinstance(found, ast.FunctionDef):
+        taken = {one.arg: one.annotation for one in (*found.args.args, *found.args.kwonlyargs)}
+        return _plain_type(written) if (written := taken.get(name)) is not None else None
+    for line in found.body if found is not None else ():
+        if isinstance(line, ast.FunctionDef) and line.name == "__init__":
+            return None
+        if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name) and line.target.id == name:
+            return _plain_type(line.annotation)
+    return next((kind for base in bases if (kind := declared_type(base, name)) is not None), None)
+
+
+def check_declared_ranges(target: str, settings: Mapping[str, Any]) -> None:
+    """Make the checks that the class ``target`` declares, of the settings at hand. Raises its ValueError for the first out of range."""
+    for check, names, options in _declared_checks(target):
+        for name in names:
+            if name in settings:
+                check(SimpleNamespace(**{name: settings[name]}), name, **options)
+
+
+def with_defaults(target: str, settings: Mapping[str, Any]) -> SimpleNamespace:
+    """The settings, and the plain defaults that the class or function ``target`` declares for the others."""
+    found, _ = find_definition(target)
+    if isinstance(found, ast.FunctionDef):
+        written = zip(found.args.kwonlyargs, found.args.kw_defaults, strict=True)
+        declared = {one.arg: value for one, value in written}
+    else:
+        lines = [one for one in getattr(found, "body", []) if isinstance(one, ast.AnnAssign)]
+        declared = {ast.unparse(one.target): one.value for one in lines}
+    plain = {name: value.value for name, value in declared.items() if isinstance(value, ast.Constant)}
+    return SimpleNamespace(**{**plain, **settings})
+
+
+def _declared_checks(target: str) -> Iterator[tuple[Any, list[str], dict[str, Any]]]:
+    """(the check, the fields, its options) of a class and of what it inherits."""
+    found, bases = find_definition(target)
+    body = found.body if isinstance(found, ast.ClassDef) else []
+    if any(isinstance(line, ast.FunctionDef) and line.name == "__init__" for line in body):
+        return
+    own = next((line for line in body if isinstance(line, ast.FunctionDef) and line.name == "__post_init__"), None)
+    if own is None or "super().__post_init__()" in map(ast.unparse, own.body):
+        for base in bases:
+            yield from _declared_checks(base)
+    for line in own.body if own is not None else ():
+        call = line.value if isinstance(line, ast.Expr) else None
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id in RANGE_CHECKS:
+            names = [one.value for one in call.args[1:] if isinstance(one, ast.Constant)]
+            options = {
+                one.arg: one.value.value for one in call.keywords if one.arg and isinstance(one.value, ast.Constant)
+            }
+            yield getattr(validation, call.func.id), [str(name) for name in names], options
+
+
+@cache
+def find_definition(target: str) -> tuple[ast.ClassDef | ast.FunctionDef | None, tuple[str, ...]]:
+    """The class or function of that dotted name in our own source, and the dotted names of its bases."""
+    module, _, name = target.rpartition(".")
+    tree = parse_module(module)
+    if tree is None:
+        return None, ()
+    kinds = ast.ClassDef | ast.FunctionDef
+    found = next((line for line in tree.body if isinstance(line, kinds) and line.name == name), None)
+    if found is None:
+        elsewhere = import_origin(tree, module, name)
+        return find_definition(elsewhere) if elsewhere != target else (None, ())
+    names = [base.id for base in getattr(found, "bases", []) if isinstance(base, ast.Name)]
+    return found, tuple(import_origin(tree, module, base) for base in names)
+
+
+@cache
+def parse_module(module: str) -> ast.Module | None:
+    """The source of one of our modules; None for any other, and for what is no module's name (a part may hold slashes)."""
+    parts = module.split(".")
+    if parts[0] not in OWN_PACKAGES or not all(part.isidentifier() for part in parts):
+        return None
+    place = SOURCE_ROOT.joinpath(*parts)
+    files = [file for file in (place.with_suffix(".py"), place / "__init__.py") if file.is_file()]
+    return ast.parse(files[0].read_text(encoding="utf-8")) if files else None
+
+
+def import_origin(tree: ast.Module, module: str, name: str) -> str:
+    """Where a name of a module comes from: the module itself, or one that it imports from."""
+    for line in tree.body:
+        if isinstance(line, ast.ImportFrom) and line.module and not line.level:
+            for alias in line.names:
+                if (alias.asname or alias.name) == name:
+                    return f"{line.module}.{alias.name}"
+    return f"{module}.{name}"
+
+
+def _plain_type(node: ast.expr) -> Any:
+    """The type of an annotation of int, float, bool, str, None and words, joined by |; None for any other."""
+    if isinstance(node, ast.Name):
+        return PLAIN_TYPES.get(node.id)
+    if isinstance(node, ast.Constant) and node.value is None:
+        return type(None)
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
+        both = [_plain_type(node.left), _plain_type(node.right)]
+        return None if None in both else reduce(or_, both)
+    if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name) and node.value.id == "Literal":
+        words = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+        given = [word.value for word in words if isinstance(word, ast.Constant)]
+        return Literal[tuple(given)] if len(given) == len(words) else None
+    return None
 
 
 CODE_SETTINGS = (TARGET, "training", "target")  # the settings that name code

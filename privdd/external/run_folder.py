@@ -23,12 +23,10 @@ from privdd.federated.channel import digest_tensors, tensor_shapes
 from privdd.federated.checkpoint import write_ledger
 from privdd.privacy.ledger import SERVER, Ledger, Release
 from privdd.privacy.mechanism import LedgerRow
-from privdd.reporting.findings_file import validate_findings, write_findings
 from privdd.reporting.page import write_report
-from privdd.reporting.schema import Findings, worst_verdict
+from privdd.reporting.schema import Findings, validate_findings, worst_verdict, write_findings
 from privdd.runtime.files import lock_folder, to_plain_json, write_json
-from privdd.runtime.manifest import run_provenance, seal_folder
-from privdd.runtime.run_folder import RunFolder, check_folder_free, write_tensors
+from privdd.runtime.run_folder import RunFolder, check_folder_free, run_provenance, seal_folder, write_tensors
 
 # The coins of ``membership_game`` show what exchanging a record does. A statement for records added or removed, or for whole
 # clients, covers an exchange in two steps (Dwork and Roth 2014, theorem 2.2, for a group of two):

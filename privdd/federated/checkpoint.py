@@ -13,7 +13,7 @@ from torch import Tensor
 from privdd.core.types import flatten_values, nest_values, pack, unpack
 from privdd.federated.simulation import Plan, Progress, Snapshot
 from privdd.privacy.ledger import Ledger
-from privdd.runtime.files import DamagedRun, read_json, safe_name, write_json, write_parts
+from privdd.runtime.files import DamagedRun, read_json, safe_name, write_bytes, write_json
 from privdd.runtime.run_folder import RunFolder, read_tensors, write_tensors
 
 SCHEMA = 1
@@ -43,7 +43,7 @@ def save_checkpoint(folder: RunFolder, progress: Progress) -> None:
 
 def write_ledger(path: Path, ledger: Ledger) -> None:
     """ledger.json, row by row."""
-    write_parts(path, (part.encode() for part in ledger.text()))
+    write_bytes(path, (part.encode() for part in ledger.text()))
 
 
 def _file_digest(file: Path) -> str:

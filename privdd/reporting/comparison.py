@@ -11,16 +11,14 @@ from typing import IO, Any
 from rich.table import Table as Drawn
 from rich.text import Text
 
-from privdd.reporting import export, figures, finding_selection, plots, wording
+from privdd.reporting import export, figures, finding_selection, page, wording
 from privdd.reporting.export import Table, frontier_table, table_to_csv
-from privdd.reporting.figures import FrontierPoint, RocLine
+from privdd.reporting.figures import FrontierPoint, RocLine, save_figure
 from privdd.reporting.finding_selection import beats_guessing
-from privdd.reporting.findings_file import FindingsError
 from privdd.reporting.frontier import Setting, frontier_places, group_runs
-from privdd.reporting.plots import PictureAlbum, Plot
+from privdd.reporting.page import PictureAlbum, Plot
 from privdd.reporting.run_record import RunRecord, read_run_config, read_run_record
-from privdd.reporting.schema import EpsilonPair, Findings, Privacy, Run, Seconds, TprAt, Utility
-from privdd.reporting.style import save_figure
+from privdd.reporting.schema import EpsilonPair, Findings, FindingsError, Privacy, Run, Seconds, TprAt, Utility
 from privdd.reporting.summary import is_weak_limit
 from privdd.reporting.terminal import console_for
 from privdd.reporting.wording import format_number, format_share
@@ -80,7 +78,7 @@ def overlay_rocs(made: Sequence[Setting]) -> Plot | None:
         if (found := setting.attack()) is not None:
             run, row = found
             name = f"{setting.label}: {wording.surface_title(row).lower()}, {wording.attack_title(row.attack)}"
-            line = plots.roc_line_of(name, run.evidence(row))
+            line = page.roc_line_of(name, run.evidence(row))
             lines += [line] if line is not None else []
     if not lines:
         return None
@@ -120,9 +118,9 @@ def plot_uploads(made: Sequence[Setting]) -> Plot | None:
 
 def draw_comparison(made: Sequence[Setting]) -> list[Plot]:
     """Every figure that these runs allow."""
-    accuracy = plots.plot_accuracy((s.label, s.runs[0]) for s in made[:CURVES])
+    accuracy = page.plot_accuracy((s.label, s.runs[0]) for s in made[:CURVES])
     drawn = [p for p in (overlay_rocs(made), plot_frontier(made), plot_uploads(made), accuracy) if p is not None]
-    return plots.add_terms(drawn, [run.findings for setting in made for run in setting.runs])
+    return page.add_terms(drawn, [run.findings for setting in made for run in setting.runs])
 
 
 def best_albums(made: Sequence[Setting]) -> list[PictureAlbum]:
@@ -130,7 +128,7 @@ def best_albums(made: Sequence[Setting]) -> list[PictureAlbum]:
     best = [
         (setting, finding_selection.strongest_reconstruction(setting.runs[0].findings.findings)) for setting in made
     ]
-    found = (plots.picture_album(setting.label, setting.runs[0], row) for setting, row in best if row)
+    found = (page.picture_album(setting.label, setting.runs[0], row) for setting, row in best if row)
     return [one for one in found if one is not None][:CURVES]
 
 
@@ -154,8 +152,8 @@ def write_comparison(
     for line in (comparison_headline(made), *comparison_sentences(made)):
         say(line)
     drawn, pictures = draw_comparison(made), best_albums(made)
-    page = plots.template_environment().get_template("comparison.html.jinja")
-    text = page.render(
+    template = page.template_environment().get_template("comparison.html.jinja")
+    text = template.render(
         made=made,
         places=frontier_places(made),
         title=comparison_headline(made),
@@ -174,7 +172,7 @@ def write_comparison(
     for plot in drawn:
         save_figure(plot.figure, plot.drawing, out / "figures", plot.name)
     for index, album in enumerate(pictures):
-        album.save(out / "figures", f"pictures-{index + 1}-{plots.make_slug(album.owner)}")
+        album.save(out / "figures", f"pictures-{index + 1}-{page.make_slug(album.owner)}")
     return out / "comparison.html"
 
 

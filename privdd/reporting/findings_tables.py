@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from privdd.reporting import wording
+from privdd.reporting.figures import png_uri
 from privdd.reporting.finding_selection import (
     PICTURE_FAMILIES,
     blind_guess_psnr,
@@ -16,7 +17,6 @@ from privdd.reporting.finding_selection import (
 )
 from privdd.reporting.run_record import RunRecord
 from privdd.reporting.schema import FindingRow, Findings, KindRates, Run, WorstRecord, WorstRecords
-from privdd.reporting.style import png_uri
 from privdd.reporting.wording import NONE, format_decibel, format_number, format_share
 
 

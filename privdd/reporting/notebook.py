@@ -92,7 +92,7 @@ def draw_figure(findings: Findings, kind: Kind = "roc") -> Figure:
     if kind not in get_args(Kind):
         raise ValueError(f"kind={kind!r}: allowed are {', '.join(get_args(Kind))}")
     if kind == "epsilon":
-        from privdd.reporting.plots import plot_epsilons
+        from privdd.reporting.page import plot_epsilons
 
         return plot_epsilons(RunRecord(Path(), findings)).figure
     if kind == "frontier":
@@ -110,7 +110,7 @@ def draw_figure(findings: Findings, kind: Kind = "roc") -> Figure:
 def _draw_roc(record: Any) -> Figure:
     from privdd.reporting import figures
     from privdd.reporting.finding_selection import strongest_on_each_surface
-    from privdd.reporting.plots import roc_line_of
+    from privdd.reporting.page import roc_line_of
 
     best = strongest_on_each_surface(r for r in record.findings.findings if r.family == "membership")
     named = ((f"{wording.surface_title(row)}, {wording.attack_title(row.attack)}", row) for row in best)
@@ -133,8 +133,8 @@ def _draw_frontier(findings: Findings) -> Figure:
 
 
 def _draw_ladder(findings: Findings) -> Figure:
+    from privdd.reporting.figures import Drawing
     from privdd.reporting.findings_tables import knowledge_ladders
-    from privdd.reporting.style import Drawing
 
     found = [ladder for ladder in knowledge_ladders(findings) if any(step.psnr is not None for step in ladder.steps)]
     if not found:

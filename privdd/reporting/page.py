@@ -2,16 +2,35 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
-from privdd.reporting import assessment, finding_selection, plots, summary, wording
-from privdd.reporting.assessment import audit_signature, encode_card
-from privdd.reporting.decision import decide_surfaces, sample_banner
+import numpy as np
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+from matplotlib.figure import Figure
+
+from privdd.reporting import decision, figures, finding_selection, summary, wording
+from privdd.reporting.decision import audit_signature, decide_surfaces, encode_card, sample_banner
+from privdd.reporting.export import privacy_terms
+from privdd.reporting.figures import (
+    MUTED,
+    RocLine,
+    StripRow,
+    png_uri,
+    psnr_of_arrays,
+    save_figure,
+    step_curve,
+    themed_svg,
+    to_svg,
+)
 from privdd.reporting.finding_selection import findings_without_signal
 from privdd.reporting.findings_tables import (
     findings_by_question,
@@ -21,11 +40,218 @@ from privdd.reporting.findings_tables import (
     most_exposed_records,
     rates_by_kind,
 )
-from privdd.reporting.plots import PictureAlbum, Plot
-from privdd.reporting.run_record import RunRecord, read_run_record, reproduction_recipe
-from privdd.reporting.style import save_figure
+from privdd.reporting.run_record import RunRecord, StoredEvidence, read_run_record, reproduction_recipe
+from privdd.reporting.schema import FindingRow, Findings
 from privdd.runtime.files import write_bytes
-from privdd.runtime.manifest import CARD
+from privdd.runtime.run_folder import CARD
+
+PAIRS = 8  # pictures shown of one attack
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A figure on its way to the page and to ``figures/``; alt says what it shows without seeing it."""
+
+    name: str
+    title: str
+    caption: str
+    alt: str
+    figure: Figure
+
+    @cached_property
+    def drawing(self) -> str:
+        return to_svg(self.figure)
+
+    @property
+    def svg(self) -> Markup:
+        """Safe as markup: matplotlib escapes the drawing's text, ``themed_svg`` the label."""
+        return Markup(themed_svg(self.drawing, self.name, self.alt))
+
+
+def add_terms(drawn: Sequence[Plot], runs: Iterable[Findings]) -> list[Plot]:
+    """The same figures with the data and the terms of every epsilon above them, for whoever sees a figure alone."""
+    terms: dict[str, None] = {}
+    for found in runs:
+        delta, unit, relation = privacy_terms(found.privacy)
+        terms[f"{found.run.data}; δ = {wording.format_number(delta)}, one {unit}, {relation}"] = None
+    text = "\n".join([*terms][:3]) + (f"\nand {len(terms) - 3} more" if len(terms) > 3 else "")
+    for plot in drawn:
+        plot.figure.suptitle(text, fontsize=7.5, color=MUTED, x=0.01, ha="left")
+    return list(drawn)
+
+
+@dataclass(frozen=True)
+class PicturePair:
+    """A real picture beside its reconstruction, both as data URIs."""
+
+    real: str
+    rebuilt: str
+    quality: str
+
+
+@dataclass(frozen=True)
+class PictureAlbum:
+    """The pictures that one attack rebuilt, best first."""
+
+    owner: str
+    row: FindingRow
+    pairs: tuple[PicturePair, ...]
+    total: int
+    real: np.ndarray
+    rebuilt: np.ndarray
+
+    @property
+    def typical(self) -> str:
+        """The finding's summary of all its pictures: medians, or means in files of earlier versions and for features."""
+        seen, base = self.row.pictures, finding_selection.blind_guess_psnr(self.row)
+        guess = seen.guess if seen else base
+        said = (
+            f"median {wording.format_decibel(seen.median)}"
+            if seen
+            else f"mean {wording.format_decibel(self.row.psnr or 0.0)}"
+        )
+        said += f" of {self.row.n}" if self.row.n is not None and self.row.n != self.total else ""
+        return said if guess is None else f"{said}; the best guess without it reaches {wording.format_decibel(guess)}"
+
+    @property
+    def when(self) -> str:
+        """The round of a finding whose note begins with it: "train phase, round 4"; else ""."""
+        first = (self.row.note or "").split(";")[0]
+        return first if "round" in first and len(first) < 40 else ""
+
+    def save(self, folder: Path, name: str) -> None:
+        figure = figures.draw_pictures(self.real, self.rebuilt, PAIRS)
+        save_figure(figure, to_svg(figure), folder, name)
+
+
+def template_environment() -> Environment:
+    """Templates with escaping always on; an undefined name is an error."""
+    env = Environment(
+        loader=PackageLoader("privdd.reporting"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    env.filters |= {
+        "number": wording.format_number,
+        "share": wording.format_share,
+        "accuracy": wording.format_accuracy,
+        "attack": wording.attack_title,
+        "size": wording.format_bytes,
+        "one_in": wording.one_in,
+        "decibel": wording.format_decibel,
+    }
+    env.globals |= {"words": wording, "inf": math.inf}
+    return env
+
+
+def make_slug(text: str) -> str:
+    """Letters, digits and hyphens only: fit for an id and a file name."""
+    kept = "".join(c if c.isascii() and c.isalnum() else "-" for c in text).strip("-")
+    return kept[:60] or "x"
+
+
+def roc_line_of(label: str, evidence: StoredEvidence) -> RocLine | None:
+    """The attack's curve with its blind control, or None where the evidence has no two-sided scores."""
+    if not evidence.has_curve or evidence.scores is None or evidence.members is None:
+        return None
+    alike = evidence.cluster_labels
+    blind = step_curve(evidence.blind, evidence.members, clusters=alike) if evidence.blind is not None else None
+    return RocLine(label, step_curve(evidence.scores, evidence.members, clusters=alike), blind)
+
+
+def plot_rocs(record: RunRecord) -> list[Plot]:
+    """One panel for each surface with a membership attack: its strongest attack, band and control."""
+    plots = []
+    for row in finding_selection.strongest_on_each_surface(
+        r for r in record.findings.findings if r.family == "membership"
+    ):
+        line = roc_line_of(wording.attack_title(row.attack), record.evidence(row))
+        if line is not None:
+            plots.append(_plot_roc(wording.surface_title(row), row, line))
+    return plots
+
+
+def _plot_roc(title: str, row: FindingRow, line: RocLine) -> Plot:
+    points = line.curve
+    caption = (
+        f"{line.label}: AUC {wording.format_share(points.auc)}, {points.members} members, {points.outsiders} outsiders."
+    )
+    alt = f"ROC curve on logarithmic axes for the {title.lower()}. {caption}"
+    return Plot(f"roc-{make_slug(row.surface)}", title, caption, alt, figures.draw_roc([line], 4.2))
+
+
+def picture_album(owner: str, record: RunRecord, row: FindingRow) -> PictureAlbum | None:
+    """The best pairs of one attack's pictures, or None where it left none."""
+    evidence = record.evidence(row)
+    if evidence.real is None or evidence.reconstructed is None or not len(evidence.real):
+        return None
+    real, rebuilt = evidence.real, evidence.reconstructed
+    quality = psnr_of_arrays(real, rebuilt)
+    order = figures.order_by_psnr(real, rebuilt)[:PAIRS]
+    pairs = tuple(
+        PicturePair(png_uri(real[i]), png_uri(rebuilt[i]), wording.format_decibel(float(quality[i]))) for i in order
+    )
+    return PictureAlbum(owner, row, pairs, len(real), real, rebuilt)
+
+
+def picture_albums(record: RunRecord) -> list[PictureAlbum]:
+    """Every attack's pictures, those furthest above a blind guess first."""
+    rows = sorted(record.findings.findings, key=finding_selection.picture_strength, reverse=True)
+    found = (
+        picture_album(record.findings.run.algo, record, row)
+        for row in rows
+        if row.family in finding_selection.PICTURE_FAMILIES
+    )
+    return [one for one in found if one is not None]
+
+
+def epsilon_rows(record: RunRecord) -> list[StripRow]:
+    """The whole run first, then each surface."""
+    findings = record.findings
+    claim = finding_selection.boldest_claim(findings.privacy.claims)
+    whole = StripRow(
+        "whole run",
+        claim.number if claim else None,
+        findings.privacy.epsilon.best,
+        finding_selection.measured_epsilon(findings.findings),
+    )
+    lines = summary.surface_lines(findings)
+    return [whole, *(StripRow(s.title.lower(), _separate_claim(s), s.accounted, s.measured) for s in lines)]
+
+
+def _separate_claim(line: summary.SurfaceLine) -> float | None:
+    """A stated epsilon that only repeats the accountant's is not a separate claim."""
+    return line.stated if line.stated is not None and line.stated != line.accounted else None
+
+
+def plot_epsilons(record: RunRecord) -> Plot:
+    rows = epsilon_rows(record)
+    said = "; ".join(
+        f"{r.label}: claimed or stated {wording.format_number(r.claim)}, at most {wording.format_number(r.accounted)}, "
+        f"at least {wording.format_number(r.measured)}"
+        for r in rows
+    )
+    caption = (
+        "An arrow to the right of a stated or proven bound contradicts it. A paper's claim, shown for the "
+        "whole run, may speak of only a part of what was sent."
+    )
+    return Plot("epsilon", "Claimed, proven, shown", caption, f"Epsilon: {said}.", figures.draw_epsilon_strip(rows))
+
+
+def plot_accuracy(runs: Iterable[tuple[str, RunRecord]]) -> Plot | None:
+    """Accuracy by round, one line per run that recorded it."""
+    used = ((label, run.findings.utility) for label, run in runs)
+    known = [
+        (label, u.diverged, u.accuracy_by_round[: u.diverged]) for label, u in used if u
+    ]  # while there was a model
+    series = {label if gone is None else f"{label} (diverged)": values for label, gone, values in known if values}
+    if not series:
+        return None
+    alt = "Accuracy by round. " + "; ".join(f"{k}: ends at {wording.format_share(v[-1])}" for k, v in series.items())
+    caption = "On test records, after each round."
+    return Plot("accuracy", "Accuracy by round", caption, alt, figures.draw_accuracy(series))
 
 
 def render_report(record: RunRecord, figures: list[Plot], albums: list[PictureAlbum]) -> str:
@@ -36,7 +262,7 @@ def render_report(record: RunRecord, figures: list[Plot], albums: list[PictureAl
     named = {plot.name: plot for plot in figures}
     made = decide_surfaces(findings, record.ledger)
     return (
-        plots.template_environment()
+        template_environment()
         .get_template("report.html.jinja")
         .render(
             f=findings,
@@ -79,19 +305,19 @@ def render_report(record: RunRecord, figures: list[Plot], albums: list[PictureAl
             exposed=most_exposed_records(record),
             kinds=rates_by_kind(record),
             noise=wording.noise_source_text(findings.privacy.noise) if findings.privacy.noise else "",
-            risks=assessment.answer_risks(findings),
-            attack_kinds=assessment.attack_kinds_tried(findings),
-            controls=assessment.security_controls(findings),
-            guarantee=assessment.guarantee_facts(findings, record.ledger),
+            risks=decision.answer_risks(findings),
+            attack_kinds=decision.attack_kinds_tried(findings),
+            controls=decision.security_controls(findings),
+            guarantee=decision.guarantee_facts(findings, record.ledger),
         )
     )
 
 
 def draw_report(record: RunRecord) -> list[Plot]:
     """Every figure that the run's evidence allows."""
-    accuracy = plots.plot_accuracy([(record.findings.run.algo, record)])
-    drawn = [plots.plot_epsilons(record), *plots.plot_rocs(record), *([accuracy] if accuracy else [])]
-    return plots.add_terms(drawn, [record.findings])
+    accuracy = plot_accuracy([(record.findings.run.algo, record)])
+    drawn = [plot_epsilons(record), *plot_rocs(record), *([accuracy] if accuracy else [])]
+    return add_terms(drawn, [record.findings])
 
 
 def write_report(run_dir: Path | str, read: Callable[[Path | str], RunRecord] = read_run_record) -> Path:
@@ -100,7 +326,7 @@ def write_report(run_dir: Path | str, read: Callable[[Path | str], RunRecord] = 
     read: how the folder is opened. Raises FindingsError or DamagedRun (one line) on a folder that is no finished, undamaged run.
     """
     record = read(run_dir)
-    figures, albums = draw_report(record), plots.picture_albums(record)
+    figures, albums = draw_report(record), picture_albums(record)
     page = record.path / "report.html"
     write_bytes(page, render_report(record, figures, albums).encode(errors="replace"))
     write_bytes(record.path / CARD, encode_card(record))
@@ -108,7 +334,7 @@ def write_report(run_dir: Path | str, read: Callable[[Path | str], RunRecord] = 
     for plot in figures:
         save_figure(plot.figure, plot.drawing, folder, plot.name)
     for album in albums:
-        album.save(folder, plots.make_slug(f"pictures-{album.row.evidence_name.removesuffix('.safetensors')}"))
+        album.save(folder, make_slug(f"pictures-{album.row.evidence_name.removesuffix('.safetensors')}"))
     return page
 
 

@@ -30,8 +30,7 @@ from privdd.reporting.finding_selection import (
     rebuilds_pictures,
     simultaneous_lower_end,
 )
-from privdd.reporting.findings_file import first_error_line
-from privdd.reporting.schema import FindingRow, Findings, Part, Positive, Unit, Verdict
+from privdd.reporting.schema import FindingRow, Findings, Part, Positive, Unit, Verdict, first_error_line
 from privdd.reporting.summary import believable_findings
 from privdd.reporting.wording import format_number
 from privdd.runtime.files import write_bytes

@@ -16,15 +16,15 @@ from typing import Any
 import yaml
 
 from privdd.reporting import wording
-from privdd.reporting.assessment import (
+from privdd.reporting.decision import (
     attacking_parties,
     decision_card,
     guarantee_facts,
     manifest_text,
     security_controls,
 )
-from privdd.reporting.findings_file import FindingsError
 from privdd.reporting.run_record import RunRecord, reproduction_recipe
+from privdd.reporting.schema import FindingsError
 from privdd.reporting.wording import format_number
 from privdd.runtime.files import write_bytes
 

@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from privdd.reporting.findings_file import FindingsError, load_findings, read_findings_json
-from privdd.reporting.schema import FindingRow, Findings
+from privdd.reporting.schema import FindingRow, Findings, FindingsError, load_findings, read_findings_json
 from privdd.runtime.files import safe_name
 from privdd.runtime.renames import use_current_names
 from privdd.runtime.run_folder import read_tensors
@@ -124,9 +123,8 @@ def read_run_config(path: Path) -> Mapping[str, Any]:
     return use_current_names(data) if isinstance(data, dict) else {}
 
 
-def read_run_record(path: Path | str, config: Mapping[str, Any] | None = None) -> RunRecord:
-    """A run folder. Raises FindingsError (one line) if it is none, of another schema, or damaged. config: what
-    ``read_run_config`` gives, where that is known."""
+def read_run_record(path: Path | str) -> RunRecord:
+    """A run folder. Raises FindingsError (one line) if it is none, of another schema, or damaged."""
     path = Path(path)
     if not path.is_dir():
         raise FindingsError(f"{path}: no such folder")
@@ -136,7 +134,7 @@ def read_run_record(path: Path | str, config: Mapping[str, Any] | None = None) -
         path,
         load_findings(path),
         _read_optional_json(path / "ledger.json"),
-        read_run_config(path / "config.yaml") if config is None else config,
+        read_run_config(path / "config.yaml"),
         _read_optional_json(path / "manifest.json"),
     )
 

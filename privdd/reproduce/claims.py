@@ -27,7 +27,7 @@ from privdd.data.readers import load_digits_dataset
 from privdd.privacy.accounting import epsilon as accounted
 from privdd.privacy.claims import DELTA, kairouz_composition, printed_composition
 from privdd.reporting.finding_selection import PICTURE_MARGIN
-from privdd.reporting.plots import template_environment
+from privdd.reporting.page import template_environment
 from privdd.reproduce.catalogue import ReproduceArguments, find_entry
 from privdd.reproduce.page import reproduce_entry
 from privdd.reproduce.results import HOLDS, REVERSED

@@ -27,8 +27,8 @@ from torch.nn import functional as F
 from privdd.core.rng import Keys
 from privdd.core.types import Records, State
 from privdd.distillation.distribution_matching import draw_in_ball, embed_images
-from privdd.reporting.plots import Plot, make_slug
-from privdd.reporting.style import PERCENT, figure_canvas, series_colour, series_dash
+from privdd.reporting.figures import PERCENT, figure_canvas, series_colour, series_dash
+from privdd.reporting.page import Plot, make_slug
 from privdd.reporting.wording import format_bytes, format_share
 from privdd.reproduce.results import AnalysisOutput, ExtraTable, RowResult, TableColumn, format_spread
 from privdd.reproduce.train import PaperCell, StoredRow, find_cell, load_stored_row

@@ -26,8 +26,8 @@ from privdd.core.validation import BadConfig
 from privdd.distillation.private_matching import GRADIENT_QUERY
 from privdd.federated.experiment import Experiment
 from privdd.models import projected_shape
-from privdd.reporting.plots import template_environment
-from privdd.reporting.style import save_figure
+from privdd.reporting.figures import save_figure
+from privdd.reporting.page import template_environment
 from privdd.reporting.terminal import console_for
 from privdd.reproduce.catalogue import PaperEntry, ReproduceArguments, find_entry, load_catalogue
 from privdd.reproduce.figures import plot_curves, row_label, run_analyses

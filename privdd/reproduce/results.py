@@ -36,7 +36,7 @@ from privdd.federated.experiment import Experiment
 from privdd.federated.simulation import run_round, start_training
 from privdd.models import build, initial
 from privdd.reporting.comparison import read_training_record
-from privdd.reporting.plots import Plot
+from privdd.reporting.page import Plot
 from privdd.reproduce.catalogue import PaperEntry, ReproduceArguments, differences_at_scale, paper_details
 from privdd.reproduce.train import PaperCell, describe_steps, full_scale_cell, read_commit, settings_digest
 from privdd.runtime.files import DamagedRun, read_json, write_json

@@ -37,9 +37,8 @@ from privdd.federated.simulation import Progress
 from privdd.models import build
 from privdd.reproduce.catalogue import PaperEntry, scale_overrides
 from privdd.runtime.files import check_plain_folder, read_json, write_json
-from privdd.runtime.manifest import PACKAGE, source_commit
 from privdd.runtime.progress import show_progress
-from privdd.runtime.run_folder import RunFolder
+from privdd.runtime.run_folder import PACKAGE, RunFolder, source_commit
 
 
 @dataclass(frozen=True)
@@ -272,6 +271,6 @@ def train_cells(
 def _run_jobs(work: Sequence[RowJob], jobs: int) -> Iterator[Any]:
     if jobs == 1 or len(work) < 2:
         return (run_job(job) for job in work)
-    from privdd.runtime.workers import process_map
+    from privdd.runtime.engine import process_map
 
     return process_map(run_job, work, workers=min(jobs, len(work)), threads=1, retries=1)

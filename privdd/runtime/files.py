@@ -43,40 +43,32 @@ def read_bytes(path: Path, limit: int) -> bytes:
     return path.read_bytes()
 
 
-def write_bytes(path: Path, data: bytes, *, private: bool = False, durable: bool = True) -> None:
-    """``write_parts`` of one part."""
-    write_parts(path, [data], private=private, durable=durable)
-
-
-def write_parts(path: Path, parts: Iterable[bytes], *, private: bool = False, durable: bool = True) -> None:
+def write_bytes(path: Path, data: bytes | Iterable[bytes], *, private: bool = False, durable: bool = True) -> None:
     """Write beside the target, flush to disk, then rename: a reader sees the old file or the new one.
 
-    private: for the owner alone from the first byte, else as the umask has it. durable: file and name are on the disk
-    afterwards, whatever happens. Raises OSError, naming the file, where the disk is full or the folder cannot be written.
+    data: in one or several parts. private: for the owner alone from the first byte, else as the umask has it. durable: file
+    and name are on the disk afterwards, whatever happens. Raises OSError, naming the file, where the disk is full or the
+    folder cannot be written.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.parent / f".{path.name}.{secrets.token_hex(4)}"
         handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600 if private else 0o666)
-        _write_and_rename(handle, temporary, path, parts, durable)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.writelines([data] if isinstance(data, bytes) else data)
+                if durable:
+                    file.flush()
+                    os.fsync(file.fileno())
+            temporary.replace(path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+        if durable:
+            _sync_folder(path.parent)
     except OSError as error:
         error.filename = str(path)  # otherwise it would be missing, or name the temporary file
         raise
-
-
-def _write_and_rename(handle: int, temporary: Path, path: Path, parts: Iterable[bytes], durable: bool) -> None:
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.writelines(parts)
-            if durable:
-                file.flush()
-                os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    if durable:
-        _sync_folder(path.parent)
 
 
 def _sync_folder(folder: Path) -> None:
@@ -89,7 +81,7 @@ def _sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-HALF_WRITTEN = re.compile(r"\..+\.[a-z0-9_]+\.[a-z0-9_]{6,8}")  # as ``write_parts`` calls what it has not finished
+HALF_WRITTEN = re.compile(r"\..+\.[a-z0-9_]+\.[a-z0-9_]{6,8}")  # as ``write_bytes`` calls what it has not finished
 
 
 def is_half_written(name: str) -> bool:
@@ -118,7 +110,7 @@ def to_plain_json(value: Any) -> Any:
 def write_json(path: Path, value: Any, *, compact: bool = False, private: bool = False) -> None:
     """Indented for readers; ``compact`` is ten times faster, for files that grow with rounds and clients.
 
-    private: as of ``write_parts``.
+    private: as of ``write_bytes``.
     """
     text = json.dumps(to_plain_json(value), indent=None if compact else 1, allow_nan=False) + "\n"
     write_bytes(path, text.encode(), private=private)
@@ -178,7 +170,9 @@ def list_plain_files(path: Path) -> Iterator[str]:
     waiting, count = [""], 0
     while waiting:
         inside = waiting.pop()
-        for entry in _scan_folder(path, inside):
+        with os.scandir(path / inside) as found:
+            entries = list(found)
+        for entry in entries:
             name = f"{inside}{entry.name}"
             count += 1
             if count > MOST_FILES:
@@ -195,14 +189,6 @@ def list_plain_files(path: Path) -> Iterator[str]:
                 what = "a link" if stat.S_ISLNK(kind) else "neither a file nor a folder"
                 raise DamagedRun(f"{path}: {name!r} is {what}; a run folder holds plain files only")
 
-
-def _scan_folder(path: Path, inside: str) -> list[os.DirEntry[str]]:
-    with os.scandir(path / inside) as found:
-        return list(found)
-
-
-# The lock belongs to an open file, so the operating system lets go of it when its process ends, however that happens: a
-# killed run leaves a file behind that locks nothing, and the next run takes it over.
 
 LOCK_FILE = ".lock"
 
@@ -247,9 +233,8 @@ def _is_same_file(handle: int, file: Path) -> bool:
         return False
 
 
-# Folders whose files must not travel: with a mode, an ignore file, and never where a packer takes them along.
-#
-# Flower packs every JSON, yaml, Markdown and Python file below the folder of an app into the bundle that all nodes get.
+# Folders whose files must not travel: with a mode, an ignore file, and never where a packer takes them along. Flower packs
+# every JSON, yaml, Markdown and Python file below the folder of an app into the bundle that all nodes get.
 
 
 IGNORE = ".gitignore"

@@ -28,9 +28,9 @@ from privdd.federated.experiment import Experiment
 from privdd.federated.noise_log import NoiseLog
 from privdd.federated.trainer import Trainer
 from privdd.privacy.ledger import Ledger
+from privdd.runtime.engine import torch_threads
 from privdd.runtime.files import read_json, write_json
 from privdd.runtime.run_folder import RunFolder
-from privdd.runtime.workers import torch_threads
 from privdd.selftest_faults.catalogue import FAULT_GROUPS, NAMED_FAULTS, fault_at_point
 from privdd.selftest_faults.fault import PROFILE_TRAITS, Fault, FaultMoment, FaultProfile
 from privdd.verification.file_checks import check_artifact_folder

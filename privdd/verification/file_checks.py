@@ -19,7 +19,7 @@ from privdd.federated.secure_aggregation import SUM_CLIENT
 from privdd.privacy.ledger import Ledger
 from privdd.reporting.run_record import RunRecord
 from privdd.runtime.files import DamagedRun, list_plain_files, printable, read_bytes, read_json, write_json
-from privdd.runtime.manifest import (
+from privdd.runtime.run_folder import (
     FILES_KEY,
     MANIFEST,
     PAGE_KEY,
@@ -30,9 +30,9 @@ from privdd.runtime.manifest import (
     file_digests,
     file_sha256,
     is_page_file,
+    read_tensors,
     signed_bytes,
 )
-from privdd.runtime.run_folder import read_tensors
 
 RELATIVE_TOLERANCE = 1e-6  # relative: between versions of SciPy and dp-accounting the last digits differ
 

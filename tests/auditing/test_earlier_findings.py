@@ -17,15 +17,13 @@ from privdd import verify
 from privdd.api import audit as audit_by_api
 from privdd.auditing.attack_tasks import EarlierFindings
 from privdd.cli.compose import expand_arguments
-from privdd.cli.resume import config_of_stored_run
 from privdd.cli.run import attacked_again, check_not_overtaken, prepare_run_folder, run_audit
-from privdd.cli.stored_config import load_stored_config
+from privdd.cli.stored_config import config_of_stored_run, load_stored_config
 from privdd.core.validation import BadConfig
 from privdd.reporting.page import write_report
 from privdd.reporting.run_record import attack_commands, read_run_record
 from privdd.runtime.files import read_json
-from privdd.runtime.manifest import seal_folder
-from privdd.runtime.run_folder import RunFolder, write_tensors
+from privdd.runtime.run_folder import RunFolder, seal_folder, write_tensors
 from privdd.verification.run_folder import verify_run as check
 from tests.auditing.test_findings import timeless
 from tests.conftest import SmallAudit

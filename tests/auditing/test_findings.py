@@ -36,7 +36,7 @@ from privdd.auditing.findings import (
     record_level_ledger,
     stated_epsilons,
 )
-from privdd.cli import external_scores
+from privdd.cli import run as commands
 from privdd.cli.build import build_attacks, build_experiment, build_shipped_attacks
 from privdd.cli.compose import compose_config
 from privdd.cli.run import run_audit
@@ -49,8 +49,7 @@ from privdd.privacy.accounting import epsilon as accounted
 from privdd.privacy.claims import Claim
 from privdd.privacy.ledger import Ledger
 from privdd.privacy.mechanism import LedgerRow
-from privdd.reporting.findings_file import load_findings
-from privdd.reporting.schema import worst_verdict
+from privdd.reporting.schema import load_findings, worst_verdict
 from privdd.runtime.engine import Engine
 from privdd.runtime.files import read_json
 from privdd.runtime.run_folder import read_tensors
@@ -596,10 +595,10 @@ def test_external_scores_are_judged_by_the_same_rule(
     def scored(path: str, *, confidence: float, **given: Any) -> list[Finding]:
         return [lone, lone] if confidence == 0.95 else [strict, strict]  # two tests share alpha: 0.975
 
-    monkeypatch.setattr(external_scores, "audit_scores", scored)
-    monkeypatch.setattr(external_scores, "write_report", lambda path: path / "report.html")
+    monkeypatch.setattr(commands, "audit_scores", scored)
+    monkeypatch.setattr("privdd.reporting.page.write_report", lambda path: path / "report.html")
     config = compose_config("audit", ["scores=none.npz", f"privacy.epsilon={'null' if stated is None else stated}"])
-    status = external_scores.audit_external_scores(config, tmp_path, [])
+    status = commands.audit_external_scores(config, tmp_path, [])
     broken = above and validity == FINITE and stated is not None
     assert load_findings(tmp_path).verdict == ("contradiction" if broken else "unprotected")
     assert status == (2 if broken else 0)

@@ -11,7 +11,7 @@ import pytest
 from attacks.types import Adversary, Family, Finding, Surface
 from privdd.auditing.findings import decide_verdict, hold_to_claims
 from privdd.privacy.claims import Claim
-from privdd.reporting.findings_file import load_findings
+from privdd.reporting.schema import load_findings
 from privdd.reporting.summary import _contradiction_headline as headline
 from tests.reporting.fixture import write_run
 

@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 
 from privdd.cli.compose import compose_config, config_dir, default_attacks
 from privdd.cli.overrides import _check_node_ranges, check_overrides
-from privdd.cli.type_check import declared_parameters, declared_type, find_definition
+from privdd.cli.settings import declared_parameters, declared_type, find_definition
 from privdd.core.group_settings import DATASET_NAMES
 from privdd.data.sources import SOURCES
 

@@ -31,7 +31,7 @@ from privdd.cli.run import run_audit
 from privdd.cli.settings import settings_fingerprint
 from privdd.cli.stored_config import load_stored_config
 from privdd.federated.settings import AuditSettings
-from privdd.reporting.findings_file import load_findings
+from privdd.reporting.schema import load_findings
 from privdd.runtime.renames import TARGET, use_current_names
 from privdd.runtime.run_folder import read_tensors
 

@@ -12,11 +12,11 @@ import pytest
 from omegaconf import DictConfig
 from sklearn.metrics import roc_auc_score
 
-from privdd.cli import external_scores
+from privdd.cli import run as commands
 from privdd.cli.compose import compose_config
-from privdd.cli.external_scores import audit_external_scores
+from privdd.cli.run import audit_external_scores
 from privdd.reporting.comparison import write_comparison
-from privdd.reporting.findings_file import load_findings
+from privdd.reporting.schema import load_findings
 from privdd.runtime.files import read_json
 
 
@@ -69,14 +69,14 @@ def test_what_is_stated_is_no_proof_and_what_was_asked_is_kept(surface: str, sen
 
 def test_the_bound_that_decides_is_of_a_confidence_that_all_attacks_share(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     asked: list[float] = []
-    honest = external_scores.audit_scores
+    honest = commands.audit_scores
 
     def noted(*given: Any, confidence: float, **more: Any) -> Any:
         asked.append(confidence)
         return honest(*given, confidence=confidence, **more) * 4  # as of four attacks
 
-    monkeypatch.setattr(external_scores, "audit_scores", noted)
-    external_scores._collect_findings(config(tmp_path, bare(1.0)), 0.95, 1e-5)
+    monkeypatch.setattr(commands, "audit_scores", noted)
+    commands._collect_findings(config(tmp_path, bare(1.0)), 0.95, 1e-5)
     assert asked == [0.95, pytest.approx(1 - 0.05 / 4)]
 
 

@@ -1,4 +1,4 @@
-"""Tests of ``privdd.cli.resume``."""
+"""Tests of ``privdd.cli.stored_config``."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from omegaconf import OmegaConf
 from privdd.cli.build import build_experiment
 from privdd.cli.compose import compose_config, format_assignment
 from privdd.cli.main import _run_command
-from privdd.cli.resume import CHANGEABLE_SETTINGS, check_finished_run, check_same_config
 from privdd.cli.run import prepare_run_folder
 from privdd.cli.secret import SECRET_VARIABLE
+from privdd.cli.stored_config import CHANGEABLE_SETTINGS, check_finished_run, check_same_config
 from privdd.cli.sweeps import Sweep
 from privdd.core.validation import BadConfig
 from privdd.runtime.files import write_json

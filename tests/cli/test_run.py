@@ -16,8 +16,8 @@ from privdd.core.validation import BadConfig
 from privdd.federated.trainer import Trainer
 from privdd.methods.fedavg import FedAvg
 from privdd.privacy.ledger import Ledger
+from privdd.runtime.engine import torch_threads
 from privdd.runtime.files import read_json
-from privdd.runtime.workers import torch_threads
 from tests.federations import tiny_config
 from tests.reporting.test_decision import row, run
 

@@ -13,7 +13,6 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from privdd.cli.build import build_experiment
 from privdd.cli.compose import compose_config
-from privdd.cli.resume import deciding_settings
 from privdd.cli.run import run_training
 from privdd.cli.settings import (
     audit_settings,
@@ -24,7 +23,7 @@ from privdd.cli.settings import (
     user_code_digests,
     write_code_digests,
 )
-from privdd.cli.stored_config import load_stored_config
+from privdd.cli.stored_config import deciding_settings, load_stored_config
 from privdd.core.validation import BadConfig
 from privdd.runtime.files import DamagedRun
 from tests.federations import tiny_config

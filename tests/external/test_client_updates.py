@@ -18,7 +18,7 @@ from privdd.external.records import LabelledRecords, records_from_arrays
 from privdd.external.run_folder import StatedLimit, write_audit_folder
 from privdd.external.shadow_models import iterate_record_gradients, target_and_shadow_signals
 from privdd.external.trained_model import ExternalAuditSettings
-from privdd.reporting.findings_file import load_findings
+from privdd.reporting.schema import load_findings
 from privdd.verification.run_folder import verify_run
 
 LR, STEPS = 0.5, 1

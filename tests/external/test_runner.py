@@ -17,8 +17,8 @@ from privdd.core.validation import BadConfig
 from privdd.external.arguments import TARGET, parse_target_arguments
 from privdd.external.predictor import load_target_model, load_weights, read_weights
 from privdd.external.runner import run_target_audit
-from privdd.reporting.findings_file import load_findings
 from privdd.reporting.policy import PolicyError
+from privdd.reporting.schema import load_findings
 from privdd.runtime.files import read_json
 from privdd.verification.run_folder import verify_run
 from tests.external.memory import records

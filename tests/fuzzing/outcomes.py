@@ -89,7 +89,7 @@ def problems(folder: Path, command: str) -> list[str]:
 
 
 def _findings(folder: Path) -> list[str]:
-    from privdd.reporting.findings_file import load_findings
+    from privdd.reporting.schema import load_findings
 
     found = load_findings(folder / "findings.json")
     wrong = [f"{f.attack} on {f.surface}: auc={f.auc}" for f in found.findings if f.auc is not None and not 0 <= f.auc <= 1]

@@ -19,10 +19,9 @@ from sklearn.datasets import load_digits
 from attacks.epsilon import clopper_pearson
 from attacks.roc import auc_interval, roc, tpr_at_fpr
 from privdd.core.rng import Keys
-from privdd.reporting.findings_file import write_findings
-from privdd.reporting.page import render_report
-from privdd.reporting.plots import plot_epsilons
+from privdd.reporting.page import plot_epsilons, render_report
 from privdd.reporting.run_record import read_run_record
+from privdd.reporting.schema import write_findings
 
 DELTA = 1e-5
 BIG = {"update": 2_400_000, "features": 310_000, "synthetic_images": 120_000, "labels": 2_400}

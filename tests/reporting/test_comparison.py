@@ -24,9 +24,9 @@ from privdd.reporting.comparison import (
 )
 from privdd.reporting.export import escape_latex, table_to_csv
 from privdd.reporting.figures import EpsilonAxis, FrontierPoint, StripRow, draw_epsilon_strip, draw_frontier
-from privdd.reporting.findings_file import FindingsError, load_findings
 from privdd.reporting.frontier import Setting, group_runs
 from privdd.reporting.run_record import read_run_record
+from privdd.reporting.schema import FindingsError, load_findings
 from privdd.reporting.terminal import print_summary
 from tests.conftest import SmallAudit
 from tests.reporting.fixture import write_run

@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from privdd.reporting.assessment import encode_card
-from privdd.reporting.page import draw_report, render_report
-from privdd.reporting.plots import picture_albums
+from privdd.reporting.decision import encode_card
+from privdd.reporting.page import draw_report, picture_albums, render_report
 from privdd.reporting.run_record import read_run_record
 from tests.conftest import SmallAudit
 from tests.reporting.contradictions import page_contradictions

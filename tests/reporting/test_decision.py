@@ -10,9 +10,8 @@ import pytest
 
 from privdd.reporting.decision import Decision, decide_surfaces, sample_banner
 from privdd.reporting.finding_selection import verdict_of_values
-from privdd.reporting.findings_file import load_findings, validate_findings
 from privdd.reporting.run_record import read_run_record
-from privdd.reporting.schema import Findings
+from privdd.reporting.schema import Findings, load_findings, validate_findings
 from privdd.reporting.summary import is_weak_limit, leak_sentences, surface_lines, verdict_headline
 from tests.reporting.fixture import membership, write_run
 

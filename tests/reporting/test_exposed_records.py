@@ -14,9 +14,9 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
-from privdd.reporting.assessment import decision_card
+from privdd.reporting.decision import decision_card
 from privdd.reporting.findings_tables import hard_records_note, most_exposed_records, rates_by_kind
-from privdd.reporting.plots import template_environment
+from privdd.reporting.page import template_environment
 from privdd.reporting.run_record import FindingsError, read_run_record
 from tests.reporting.checker import problems
 from tests.reporting.fixture import text_of, write_run

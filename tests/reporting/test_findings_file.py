@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from privdd.reporting.finding_selection import largest_bound_finding, strongest_membership, strongest_reconstruction
-from privdd.reporting.findings_file import FindingsError, load_findings, validate_findings, write_findings
-from privdd.reporting.schema import Findings
+from privdd.reporting.schema import Findings, FindingsError, load_findings, validate_findings, write_findings
 from privdd.reporting.summary import verdict_headline
 
 

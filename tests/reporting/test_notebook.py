@@ -14,10 +14,9 @@ from IPython.core.formatters import DisplayFormatter
 from sklearn.metrics import roc_auc_score
 
 from privdd import api
-from privdd.reporting.findings_file import load_findings, validate_findings
 from privdd.reporting.notebook import finding_rows, to_html
 from privdd.reporting.run_record import read_run_record
-from privdd.reporting.schema import NoiseRow
+from privdd.reporting.schema import NoiseRow, load_findings, validate_findings
 
 HOSTILE = "<script>alert(1)</script>"
 assert api.Findings  # attaches the views

@@ -15,9 +15,9 @@ from safetensors.torch import save_file
 
 from privdd.report import main
 from privdd.reporting.comparison import write_comparison
-from privdd.reporting.findings_file import FindingsError, load_findings
 from privdd.reporting.findings_tables import TableCell, findings_by_question
 from privdd.reporting.page import write_report
+from privdd.reporting.schema import FindingsError, load_findings
 from tests.conftest import SmallAudit
 from tests.reporting.checker import problems
 from tests.reporting.fixture import text_of, write_run

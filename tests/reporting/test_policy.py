@@ -13,9 +13,8 @@ import pytest
 import yaml
 
 from privdd.gate import STARTING_POLICY, main
-from privdd.reporting.findings_file import load_findings
 from privdd.reporting.policy import Policy, PolicyError, draw_badge, fails_build, judge_findings, load_policy
-from privdd.reporting.schema import Findings, Target
+from privdd.reporting.schema import Findings, Target, load_findings
 from tests.conftest import SmallAudit
 
 ACTION = Path(__file__).parents[2] / ".github" / "actions" / "privacy-gate" / "action.yml"

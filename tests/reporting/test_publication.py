@@ -10,9 +10,9 @@ import pytest
 import yaml
 
 from privdd import report
-from privdd.reporting.findings_file import FindingsError
 from privdd.reporting.publication import FILL_IN, model_card, registry_entry, write_form
 from privdd.reporting.run_record import read_run_record
+from privdd.reporting.schema import FindingsError
 
 # Names and values that the registry's schema allows (opendp/deployments-registry-data, July 2026).
 KEYS = {

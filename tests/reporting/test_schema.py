@@ -8,9 +8,17 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from privdd.reporting import findings_file, wording
-from privdd.reporting.findings_file import FindingsError, dump_findings, validate_findings
-from privdd.reporting.schema import EpsilonPair, Multiplicity, NoiseRow, Part, worst_verdict
+from privdd.reporting import schema, wording
+from privdd.reporting.schema import (
+    EpsilonPair,
+    FindingsError,
+    Multiplicity,
+    NoiseRow,
+    Part,
+    dump_findings,
+    validate_findings,
+    worst_verdict,
+)
 from tests.reporting.fixture import write_run
 from tests.reporting.test_decision import row, run
 
@@ -19,7 +27,7 @@ BY = {"tier": "T2", "trusts": ["noise is Gaussian"], "runs": 200, "kappa": {"min
 
 
 def test_the_published_schema_is_that_of_the_model() -> None:
-    assert PUBLISHED.read_text(encoding="utf-8") == findings_file.schema_text()
+    assert PUBLISHED.read_text(encoding="utf-8") == schema.schema_text()
 
 
 def run_of(tmp_path: Path) -> dict:

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from privdd.reporting import figures
-from privdd.reporting.figures import RocLine, step_curve
-from privdd.reporting.style import VARIABLES, themed_svg, to_pdf, to_svg
+from privdd.reporting.figures import VARIABLES, RocLine, step_curve, themed_svg, to_pdf, to_svg
 
 
 @pytest.fixture(scope="module")

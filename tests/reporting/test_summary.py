@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from privdd.reporting.findings_file import validate_findings
-from privdd.reporting.schema import Findings
+from privdd.reporting.schema import Findings, validate_findings
 from privdd.reporting.summary import is_certain, leak_sentences, surface_lines, verdict_headline
 from tests.reporting.test_decision import BROKEN, NOTHING, SEED, row, run
 

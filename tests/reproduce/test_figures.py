@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from privdd.reporting.style import SERIES
+from privdd.reporting.figures import SERIES
 from privdd.reproduce.catalogue import load_catalogue
 from privdd.reproduce.figures import (
     ANALYSES,

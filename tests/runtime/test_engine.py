@@ -27,10 +27,9 @@ from privdd.cli.errors import explain_error
 from privdd.core.types import State
 from privdd.federated.simulation import Plan, Progress, run_round, start_training
 from privdd.privacy.ledger import Ledger
-from privdd.runtime.engine import Engine, engine_in_words
+from privdd.runtime.engine import Engine, TooManyLostWorkers, engine_in_words, own_workers
 from privdd.runtime.run_folder import RunFolder
 from privdd.runtime.startup import usable_cores
-from privdd.runtime.workers import TooManyLostWorkers, own_workers
 from tests.auditing.test_attack_tasks import attacks, experiment
 from tests.runtime import crash_tasks
 from tests.runtime.crash_tasks import Deadly
@@ -46,7 +45,7 @@ SMALL = ["preset=smoke", "partition.clients=3", "algo.rounds=2", "algo.local_epo
 def cluster() -> Iterator[None]:
     yield
     if "ray" in sys.modules:
-        from privdd.runtime.ray import disconnect_ray
+        from privdd.runtime.engine import disconnect_ray
 
         disconnect_ray()
 
@@ -208,7 +207,7 @@ def test_a_callers_own_joblib_works_after_ours(tmp_path: Path) -> None:
 def test_a_cluster_for_one_worker_makes_way_where_two_are_asked_for(tmp_path: Path) -> None:
     """In whatever order: the first Ray engine of a process decided how many workers all later ones had."""
     ray = pytest.importorskip("ray")
-    from privdd.runtime.ray import RayCluster, connect_ray, disconnect_ray
+    from privdd.runtime.engine import RayCluster, connect_ray, disconnect_ray
 
     disconnect_ray()
     found = [RayCluster(connect_ray(None, workers), workers).workers for workers in (1, 2, 1)]
@@ -219,7 +218,7 @@ def test_a_cluster_for_one_worker_makes_way_where_two_are_asked_for(tmp_path: Pa
 def test_a_cluster_that_the_user_started_meanwhile_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ours is gone then; theirs, with fewer workers than are asked for, is no one's to end but theirs."""
     pytest.importorskip("ray")
-    from privdd.runtime import ray as ours
+    from privdd.runtime import engine as ours
     from privdd.runtime import ray_cleanup
 
     made: list[str] = []
@@ -274,7 +273,7 @@ def test_ray_missing_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.engine
 def test_an_address_without_a_cluster_is_one_line() -> None:
     pytest.importorskip("ray")
-    from privdd.runtime.ray import disconnect_ray
+    from privdd.runtime.engine import disconnect_ray
 
     disconnect_ray()
     with pytest.raises(ValueError, match=r"^engine\.address=127\.0\.0\.1:1: ") as caught:

@@ -26,7 +26,6 @@ from privdd.runtime.files import (
     read_json,
     write_bytes,
     write_json,
-    write_parts,
 )
 from tests.conftest import REAL_FSYNC
 
@@ -60,7 +59,7 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_beside_it(tmp_path: 
 
     write_bytes(tmp_path / "a", b"old")
     with pytest.raises(OSError, match="No space left") as caught:
-        write_parts(tmp_path / "a", parts())
+        write_bytes(tmp_path / "a", parts())
     assert caught.value.filename == str(tmp_path / "a")
     assert [path.name for path in tmp_path.iterdir()] == ["a"] and (tmp_path / "a").read_bytes() == b"old"
 
@@ -91,7 +90,7 @@ def test_a_file_has_the_mode_that_the_umask_gives_or_is_private_from_the_first_b
 
     before = os.umask(umask)
     try:
-        write_parts(tmp_path / "a", parts(), private=private)
+        write_bytes(tmp_path / "a", parts(), private=private)
     finally:
         os.umask(before)
     assert seen == [mode] and (tmp_path / "a").stat().st_mode & 0o777 == mode

@@ -1,4 +1,4 @@
-"""Tests of ``privdd.runtime.manifest``."""
+"""Tests of ``privdd.runtime.run_folder``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from privdd.runtime.manifest import (
+from privdd.runtime.run_folder import (
     SEAL_KEY,
     compute_seal,
     run_provenance,

@@ -17,9 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from privdd.runtime import startup as memory
-from privdd.runtime.engine import Engine
-from privdd.runtime.workers import (
+from privdd.runtime.engine import (
     SECONDS_PER_MESSAGE,
+    Engine,
     LostWorker,
     TooManyLostWorkers,
     WorkerTraceback,

@@ -25,7 +25,7 @@ from privdd.data.readers import load_npz
 from privdd.federated import checkpoint
 from privdd.federated.experiment import Experiment
 from privdd.privacy.ledger import Ledger
-from privdd.reporting.findings_file import load_findings as load_findings
+from privdd.reporting.schema import load_findings as load_findings
 from privdd.runtime.files import DamagedRun, read_json, safe_name
 from privdd.runtime.run_folder import RunFolder, read_tensors, write_tensors
 

@@ -14,7 +14,7 @@ pytest.importorskip("flwr")
 
 from privdd.cli import main as cli
 from privdd.recording.recording import read_recordings
-from privdd.reporting.findings_file import load_findings
+from privdd.reporting.schema import load_findings
 from privdd.runtime.files import read_json
 from tests.system.flower_loopback import deployed
 

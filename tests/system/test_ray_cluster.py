@@ -27,7 +27,7 @@ def two_nodes() -> Iterator[object]:
     pytest.importorskip("ray")
     from ray.cluster_utils import Cluster
 
-    from privdd.runtime.ray import disconnect_ray
+    from privdd.runtime.engine import disconnect_ray
 
     disconnect_ray()
     with pytest.MonkeyPatch.context() as patch:  # nodes hand their environment on to their workers
