@@ -29,6 +29,7 @@ from benchmarks.accuracy import run
 from benchmarks.machine import hardware
 from privdd.cli.compose import put_overrides_first
 from privdd.reporting.export import write_markdown_page
+from privdd.reporting.frontier import PUBLISHED
 
 COMMON = ("preset=smoke", "data.limit=6000", "data.test_limit=2000", "partition.heldout=0", "model.width=16")
 CENTRAL = ("data.limit=60000", "data.test_limit=10000", "partition=iid", "partition.clients=1")  # one client has all records
@@ -93,12 +94,6 @@ images from a normal distribution of each class, 79.5 % where all classes share 
 and 17, one training each), where the head has 80.4 and 79.7 %, it has 73.9 and 74.9 %, and 76.3 and 75.4 % on pushed images; with
 exact means in their place 75.1 and 75.2 %, with an exact covariance too 76.8 and 73.6 %. So most of the gap is there without
 noise: images drawn from normal distributions already cost three to four points."""
-PUBLISHED: Mapping[str, Sequence[str]] = {  # of others, 60,000 records of one holder; not run here
-    "fashion_mnist": (
-        "model: scattering features and a linear head (Tramèr and Boneh, ICLR 2021) 89.7 % at ε 3",
-        "data set, as DPImageBench (2025) measures them: DPDM 76.4 % at ε 1 and 85.6 % at ε 10; DP-FETA 81.7 % and 87.3 %",
-    ),
-}
 KEPT = Path(__file__).resolve().parent / "leaderboard.jsonl"
 
 
@@ -219,6 +214,15 @@ def setting(data: str, clients: int, alpha: float) -> str:
     return f"{data}, central: one client has all records" if clients == 1 else f"{data}, {clients} clients, α = {alpha:g}"
 
 
+def published_figures(data: str) -> list[str]:
+    """What others report for one holder of all records, a line a source."""
+    found: dict[str, list[str]] = {}
+    for one in PUBLISHED:
+        if one.data == data:
+            found.setdefault(f"{one.kind}: {one.source}", []).append(f"{100 * one.accuracy:.1f} % at ε {one.epsilon:g}")
+    return [f"- Published, not run here, {source}: {', '.join(values)}." for source, values in found.items()]
+
+
 def _best(run: Mapping[str, Sequence[float]]) -> str:
     """The best by its mean, and which are within two standard errors of the difference to it."""
     name = max(run, key=lambda one: statistics.fmean(run[one]))
@@ -254,7 +258,7 @@ def page(found: Mapping[Cell, Done]) -> str:
             continue
         name = setting(data, clients, alpha)
         lines += ["", f"## {name}", "", *made] if made else []
-        lines += ["", *(f"- Published, {one}." for one in PUBLISHED.get(data, ()))] if made and clients == 1 else []
+        lines += ["", *published_figures(data)] if made and clients == 1 else []
         there = {c.method for c in found if (c.data, c.alpha, c.clients) == (data, alpha, clients)}
         lacking = [m for m in METHODS if m not in there]
         missing += [f"- {name}: {'; '.join(lacking) if made else 'everything'}"] if lacking else []

@@ -64,7 +64,7 @@ def test_one_client_has_all_records_and_no_skew() -> None:
     config = compose_config("train", list(cell.overrides))
     assert (config.data.limit, config.data.test_limit, config.partition.clients) == (60_000, 10_000, 1)
     text = page({cell: Done(cell, 0.9, 3.0, 1.0)})
-    assert text.count("## fashion_mnist, central") == 1 and "- Published, model: scattering" in text
+    assert text.count("## fashion_mnist, central") == 1 and "- Published, not run here, model: scattering" in text
     assert "fashion_mnist, 1 client" not in text
 
 

@@ -15,7 +15,7 @@ from privdd.reporting import export, figures, finding_selection, page, wording
 from privdd.reporting.export import Table, frontier_table, table_to_csv
 from privdd.reporting.figures import FrontierPoint, RocLine, save_figure
 from privdd.reporting.finding_selection import beats_guessing
-from privdd.reporting.frontier import Setting, frontier_places, group_runs
+from privdd.reporting.frontier import PUBLISHED, Setting, frontier_places, group_runs
 from privdd.reporting.page import PictureAlbum, Plot
 from privdd.reporting.run_record import RunRecord, read_run_config, read_run_record
 from privdd.reporting.schema import EpsilonPair, Findings, FindingsError, Privacy, Run, Seconds, TprAt, Utility
@@ -91,21 +91,30 @@ def overlay_rocs(made: Sequence[Setting]) -> Plot | None:
 
 
 def plot_frontier(made: Sequence[Setting]) -> Plot | None:
-    """Epsilon against accuracy, of the settings that trained a model."""
-    made = [s for s in made if s.accuracies]
+    """Epsilon against accuracy, of the settings that trained a model, beside what others published on the same data."""
+    made, places = [s for s in made if s.accuracies], {id(p.setting): p for p in frontier_places(made)}
     if not made:
         return None
-    points = [FrontierPoint(s.method, s.epsilon, s.accuracies, s.measured, s.claim) for s in made]
-    said = "; ".join(
-        f"{s.label}: epsilon {wording.format_number(s.epsilon)}, accuracy {wording.format_share(s.accuracy)}"
-        for s in made
-    )
+    points, said = [], []
+    for s in made:
+        place = places[id(s)]
+        terms = (s.measured, s.claim, bool(place.public), place.trust != "local")
+        points.append(FrontierPoint(s.method, s.epsilon, s.accuracies, *terms))
+        said.append(f"{s.label}: epsilon {format_number(s.epsilon)}, accuracy {format_share(s.accuracy)}{place.terms}")
     kinds = {run.findings.utility.accuracy_kind for s in made for run in s.runs if run.findings.utility}
     kind = kinds.pop() if len(kinds) == 1 else "global or personal"
     caption = "Mean and range over seeds. Choosing the best point on private data costs privacy beyond its ε."
     if not is_comparable(made):
         caption = f"Read each point alone: these ε are not of one δ, unit and neighbouring relation. {caption}"
-    return Plot("frontier", "Epsilon against accuracy", caption, f"{said}.", figures.draw_frontier(points, kind=kind))
+    published = [one for one in PUBLISHED if {one.data} == {s.runs[0].findings.run.data for s in made}]
+    if published:
+        sources = "; ".join(dict.fromkeys(f"{one.kind}: {one.source}" for one in published))
+        caption += f" Stars: others' figures for 60,000 records of one holder at δ = 1e-5, not run here ({sources})."
+        said += [
+            f"published, {p.source}: epsilon {p.epsilon:g}, accuracy {format_share(p.accuracy)}" for p in published
+        ]
+    figure = figures.draw_frontier(points, kind=kind, published=[(p.epsilon, p.accuracy) for p in published])
+    return Plot("frontier", "Epsilon against accuracy", caption, f"{'; '.join(said)}.", figure)
 
 
 def plot_uploads(made: Sequence[Setting]) -> Plot | None:

@@ -357,13 +357,18 @@ class StripRow:
 
 @dataclass(frozen=True)
 class FrontierPoint:
-    """One setting of one method over its seeds: accuracies in [0, 1], epsilons >= 0 or infinite."""
+    """One setting of one method over its seeds: accuracies in [0, 1], epsilons >= 0 or infinite.
+
+    public: whether it was built on public data; trusted: whether the server is trusted to see less than every upload.
+    """
 
     method: str
     epsilon: float
     accuracies: tuple[float, ...]
     measured: float | None = None
     claim: float | None = None
+    public: bool = False
+    trusted: bool = False
 
 
 class EpsilonAxis:
@@ -443,45 +448,73 @@ def _draw_strip_legend(rows: Sequence[StripRow]) -> list[Line2D]:
     return [Line2D([], [], ls="", **look) for look in drawn]
 
 
-def draw_frontier(points: Sequence[FrontierPoint], width: float = 5.2, kind: str = "global") -> Figure:
+FRONTIER_MARKS: Mapping[str, Mapping[str, Any]] = {  # beside a method's own; in the legend where they are drawn
+    "measured": {"marker": ">", "ls": "", "ms": 6, "mfc": PAPER, "label": "shown (at least)"},
+    "claim": {"marker": "D", "ls": (0, (3, 2)), "ms": 9, "mfc": "none", "label": "the paper's claim"},
+    "public": {
+        "marker": "o",
+        "ls": "",
+        "ms": 8,
+        "fillstyle": "left",
+        "markerfacecoloralt": PAPER,
+        "label": "public data",
+    },
+    "trusted": {"marker": "s", "ls": "", "ms": 13, "mfc": "none", "label": "the server sees less than uploads"},
+    "published": {"marker": "*", "ls": "", "ms": 10, "label": "published by others"},
+}
+
+
+def draw_frontier(
+    points: Sequence[FrontierPoint],
+    width: float = 5.2,
+    kind: str = "global",
+    published: Sequence[tuple[float, float]] = (),
+) -> Figure:
     """Accuracy (of ``kind``) against epsilon, one curve and one mark per method: mean and range over seeds.
 
     Filled marks sit at the accounted epsilon, open triangles at the measured lower bound of the same setting, large open diamonds
-    on dashed lines at the paper's claim.
+    on dashed lines at the paper's claim; half-filled marks stand for public data, squares round a mark for a server that sees
+    less than every upload, stars for ``published`` figures of others, (epsilon, accuracy).
     """
-    axis = EpsilonAxis(v for p in points for v in (p.epsilon, p.measured, p.claim))
+    axis = EpsilonAxis([v for p in points for v in (p.epsilon, p.measured, p.claim)] + [e for e, _ in published])
     methods = list(dict.fromkeys(p.method for p in points))
     with figure_canvas(width, 3.6 + 0.2 * len(methods)) as (figure, axes):
         for index, method in enumerate(methods):
             mine = sorted((p for p in points if p.method == method), key=lambda p: p.epsilon)
             _draw_frontier_curve(axes, axis, mine, index)
+        handles, _ = axes.get_legend_handles_labels()
+        for epsilon, accuracy in published:
+            _draw_frontier_mark(axes, "published", axis.position_of(epsilon), accuracy, color=MUTED)
         axis.set_ticks(axes, "ε (filled: proven at most)")
         axes.set_ylabel(f"accuracy ({kind})")
         axes.yaxis.set_major_formatter(PERCENT)
-        handles, _ = axes.get_legend_handles_labels()
-        grey = []
-        if any(p.measured is not None for p in points):
-            grey.append(Line2D([], [], marker=">", ls="", ms=6, mfc=PAPER, mec=MUTED, label="shown (at least)"))
-        if any(p.claim is not None for p in points):
-            grey.append(
-                Line2D([], [], marker="D", ls=(0, (3, 2)), ms=9, mfc="none", color=MUTED, label="the paper's claim")
-            )
+        drawn = {n for p in points for n in FRONTIER_MARKS if getattr(p, n, None) not in (None, False)}
+        drawn |= {"published"} if published else set()
+        grey = [Line2D([], [], color=MUTED, **look) for name, look in FRONTIER_MARKS.items() if name in drawn]
         figure.legend(handles=handles + grey, loc="outside lower center", ncols=2)
     return figure
 
 
 def _draw_frontier_curve(axes: Axes, axis: EpsilonAxis, points: Sequence[FrontierPoint], index: int) -> None:
-    tint = series_colour(index)
+    tint, own = series_colour(index), MARKERS[index % len(MARKERS)]
     mean = np.array([np.mean(p.accuracies) for p in points])
     spread = np.array([[m - min(p.accuracies), max(p.accuracies) - m] for m, p in zip(mean, points, strict=True)]).T
     x = [axis.position_of(p.epsilon) for p in points]
-    look: dict[str, Any] = {"color": tint, "ls": series_dash(index), "marker": MARKERS[index % len(MARKERS)], "ms": 6}
+    look: dict[str, Any] = {"color": tint, "ls": series_dash(index), "marker": own, "ms": 6}
     axes.errorbar(x, mean, yerr=np.maximum(spread, 0), capsize=3, label=points[0].method, **look)
     for place, height, point in zip(x, mean, points, strict=True):
         if point.measured is not None:
             low = axis.position_of(point.measured)
             axes.plot([low, place], [height, height], color=tint, lw=0.8, alpha=0.6)
-            axes.plot(low, height, marker=">", ms=6, mfc=PAPER, mec=tint, zorder=4)
+            _draw_frontier_mark(axes, "measured", low, height, color=tint, zorder=4)
+        if point.public:
+            _draw_frontier_mark(axes, "public", place, height, color=tint, zorder=3, marker=own)
+        if point.trusted:
+            _draw_frontier_mark(axes, "trusted", place, height, color=tint)
     claimed = [(axis.position_of(p.claim), y) for p, y in zip(points, mean, strict=True) if p.claim is not None]
     if claimed:
-        axes.plot(*zip(*claimed, strict=True), color=tint, ls=(0, (3, 2)), lw=1.3, marker="D", ms=9, mfc="none")
+        _draw_frontier_mark(axes, "claim", *zip(*claimed, strict=True), color=tint, lw=1.3)
+
+
+def _draw_frontier_mark(axes: Axes, name: str, x: Any, y: Any, **look: Any) -> None:
+    axes.plot(x, y, **{**FRONTIER_MARKS[name], "label": None, **look})

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import mean, variance
-from typing import Any
+from typing import Any, Literal
 
 from privdd.reporting import finding_selection
 from privdd.reporting.run_record import RunRecord
@@ -200,6 +200,29 @@ MARGIN = 2.0  # standard errors: accuracies within them are not told apart
 
 
 @dataclass(frozen=True)
+class PublishedFigure:
+    """An accuracy in [0, 1] that others report at an epsilon (delta 1e-5), 60,000 records of one holder, without public data."""
+
+    data: str
+    kind: Literal["model", "data set"]
+    source: str
+    epsilon: float
+    accuracy: float
+
+
+LINEAR = "scattering features and a linear head (Tramèr and Boneh, ICLR 2021)"
+BENCH = "as DPImageBench (2025) measures it"
+PUBLISHED = (
+    PublishedFigure("fashion_mnist", "model", LINEAR, 3.0, 0.897),
+    PublishedFigure("fashion_mnist", "data set", f"DPDM, {BENCH}", 1.0, 0.764),
+    PublishedFigure("fashion_mnist", "data set", f"DPDM, {BENCH}", 10.0, 0.856),
+    PublishedFigure("fashion_mnist", "data set", f"DP-FETA, {BENCH}", 1.0, 0.817),
+    PublishedFigure("fashion_mnist", "data set", f"DP-FETA, {BENCH}", 10.0, 0.873),
+    PublishedFigure("mnist", "model", LINEAR, 3.0, 0.987),
+)
+
+
+@dataclass(frozen=True)
 class FrontierPlace:
     """A setting on the frontier. trust: what the server sees; public: data of others that it was built on, "" = none;
     certified: the middle of the seeds' lower bounds for all that is released; dominated: the label of one that beats it."""
@@ -213,6 +236,11 @@ class FrontierPlace:
     @property
     def sees(self) -> str:
         return TRUST.get(self.trust, self.trust)
+
+    @property
+    def terms(self) -> str:
+        """What it rests on beside the accountant, behind a comma; "" for a server that sees all and no public data."""
+        return "".join([f", {self.sees}"] * (self.trust != "local") + [f", public: {self.public}"] * bool(self.public))
 
     @property
     def beaten_by(self) -> str:

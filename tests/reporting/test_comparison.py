@@ -221,3 +221,14 @@ def test_an_unfinished_training_is_one_line(tmp_path: Path, missing: str) -> Non
     with pytest.raises(FindingsError, match="not a finished training") as caught:
         read_training_record(folder)
     assert str(folder) in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_the_frontier_marks_public_data_trust_and_what_others_published() -> None:
+    points = [FrontierPoint("m", 1.0, (0.5,), public=True), FrontierPoint("n", 10.0, (0.8,), trusted=True)]
+    axes = (figure := draw_frontier(points, published=[(3.0, 0.9)])).axes[0]
+    marks = {line.get_marker(): line.get_xydata().round(3).tolist() for line in axes.lines if line.get_marker() in ("o", "s", "*") and line.get_linestyle() == "None"}
+    assert marks == {"o": [[0, 0.5]], "s": [[1, 0.8]], "*": [[0.477, 0.9]]}
+    assert [line.get_fillstyle() for line in axes.lines if line.get_marker() == "o" and line.get_linestyle() == "None"] == ["left"]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["m", "n", "public data", "the server sees less than uploads", "published by others"]
+    plain = draw_frontier([FrontierPoint("m", 1.0, (0.5,))])
+    assert [text.get_text() for text in plain.legends[0].get_texts()] == ["m"]

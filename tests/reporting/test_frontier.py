@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from privdd.reporting.comparison import write_comparison
+from privdd.reporting.comparison import plot_frontier, write_comparison
 from privdd.reporting.frontier import Setting, frontier_places, group_runs, public_data_of, trust_of_config
 from privdd.reporting.run_record import RunRecord
 from privdd.reporting.schema import validate_findings
@@ -162,3 +162,17 @@ def test_a_rate_that_the_sample_cannot_show_is_none() -> None:
     assert setting(hidden).tpr("0.001") is None
     beside = setting(record(0, found=(rates(0.9, 0.5, resolvable=False), rates(0.2, 0.4)))).tpr("0.001")
     assert beside is not None and beside.tpr == 0.2
+
+
+def test_the_frontier_says_its_terms_and_the_figures_of_others_on_the_same_data() -> None:
+    def drawn(data: str, **more: Any) -> Any:
+        made = setting_frontier("m", 1.0, 0.8, **more)
+        for run in made.runs:
+            run.findings.run.data = data
+            run.findings.utility.accuracy_kind, run.findings.privacy.claims = "global", []
+        return plot_frontier([made])
+
+    beside = drawn("fashion_mnist", trust="secagg", algo=ALEXNET)
+    assert ", sums only, public: ImageNet (AlexNet's weights); published, scattering features" in beside.alt
+    assert "not run here (model: scattering features and a linear head (Tramèr and Boneh, ICLR 2021); data set: DPDM" in beside.caption
+    assert drawn("digits").alt == "m: epsilon 1, accuracy 80\u00a0%."
