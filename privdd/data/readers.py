@@ -48,11 +48,6 @@ def _read_digits() -> tuple[Tensor, Tensor]:
     return torch.from_numpy(bunch.images / 16.0).float().unsqueeze(1), torch.from_numpy(bunch.target).long()
 
 
-# Beside a CPU build of torch, a CUDA build of torchvision cannot register its operators, and the import
-# fails on ``torchvision::nms`` although data sets and transforms need none of them. Declaring the
-# missing operators (without an implementation) lets the rest of torchvision work; calling
-# ``torchvision.ops.nms`` still fails.
-
 MISSING_OPERATORS = {
     "nms": "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
     "qnms": "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",

@@ -23,10 +23,6 @@ from privdd.core.rng import Keys
 from privdd.core.types import Artifact, Records, Shard, Upload
 from privdd.training.vectorised import pool_records
 
-# A world is one replay of the audited client, holding a random subset of its records. Distribution matching treats
-# each class alone, so worlds that hold the same records of a class share that class's synthetic images: K worlds over
-# n records need only as many cells as there are distinct subsets.
-
 
 @dataclass(frozen=True)
 class ClassSubsets:

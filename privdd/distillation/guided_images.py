@@ -24,12 +24,6 @@ from privdd.core.rng import Keys
 from privdd.distillation.distribution_matching import CHUNK, Embed, embed_images
 from privdd.distillation.image_fitting import TINY, FittingSettings, total_variation
 
-# Means by class, one covariance within all classes: the directions that stand out of the noise, and beside them
-# independent numbers of one variance a band. The noise of the sums is known to everyone, so what of an estimate is
-# signal can be told (empirical Bayes, James and Stein 1961; eigenvalues as in spiked models, Johnstone 2001).
-# Nothing here reads a record: it is post-processing.
-
-
 MIN_CLASS_COUNT = 20  # a mean is never taken over fewer records than this
 
 
@@ -127,11 +121,6 @@ def _cosine_rows(size: int, count: int) -> Tensor:
     rows = torch.cos(waves) * math.sqrt(2 / size)
     rows[0] /= math.sqrt(2)
     return rows
-
-
-# What a linear head over a public map says of blurred images is wrong for whole classes: they lack the edges and textures
-# that the map sees. A few short steps give each image what its class is known by, and hardly change what it looks like
-# (activation maximisation with jitter: Mordvintsev et al. 2015; data-free distillation: Yin et al., CVPR 2020).
 
 
 PUSH_MOMENTUM = 0.7  # of the last step's direction

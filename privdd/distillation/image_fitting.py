@@ -22,10 +22,6 @@ from privdd.core.device import max_images_per_batch
 from privdd.core.loop_timing import timed_steps
 from privdd.distillation.distribution_matching import CHUNK, Embed
 
-# If the targets have a guarantee, all of this is post-processing. Unlike ``distribution_matching``, it reads no records:
-# one public map, one target a class, Adam (Kingma and Ba, ICLR 2015) with a cosine schedule, pixels in [0, 1].
-
-
 BETAS, TINY = (0.9, 0.99), 1e-8
 
 
@@ -88,12 +84,6 @@ def minimise_by_adam(images: Tensor, slope: Callable[[Tensor], Tensor], steps: i
         move = (mean / (1 - slow**t)) / ((square / (1 - slower**t)).sqrt() + TINY)
         images = (images - rate * move).clamp(0, 1)
     return images
-
-
-# Gradients are all that clients send about their records in the head's own map, once a round, each time with new noise. Images
-# that explain them in all rounds at once look to the map like the records of their class, and more so like those near other
-# classes (gradient matching: Zhao, Mopuri and Bilen, ICLR 2021; with noised gradients Chen, Kerkouche and Fritz, NeurIPS
-# 2022). Nothing here reads a record: it is post-processing of what was released.
 
 
 MIN_CLASS_WEIGHT = 1.0  # a class weighs at least as much as one record

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -32,11 +33,6 @@ from privdd.distillation.scattering import Scattering
 from privdd.models.networks import Classifier
 from privdd.privacy.batch_invariance import compute_rows
 from privdd.privacy.clipping import OuterProducts
-
-# The weights are those that LPIPS uses (``attacks.images`` finds them), pre-trained on ImageNet: public
-# pre-training, which none of the papers' methods use. A map that never changes needs only one query: the whole
-# privacy budget goes into one release, and every step on the images is post-processing.
-
 
 SHIFT, SCALE = (-0.030, -0.088, -0.188), (0.458, 0.448, 0.450)  # the trunk's own, of colours in [-1, 1]
 STRIDES, PADDINGS = (4, 1, 1, 1, 1), (2, 2, 1, 1, 1)
@@ -73,6 +69,7 @@ class AlexNet:
 
     def __post_init__(self) -> None:
         layers = list(self.layers)
+        object.__setattr__(self, "layers", tuple(layers))
         if not layers or sorted(set(layers)) != layers or not {*layers} <= {1, 2, 3, 4, 5}:
             raise ValueError(f"extractor.layers={layers!r}: some of 1, 2, 3, 4, 5 in rising order are needed")
         for name, least in (("grid", 1), ("side", LEAST_SIDE), ("pixels", 0)):
@@ -148,10 +145,6 @@ def _draw_projection(pixels: int, count: int) -> tuple[Tensor, Tensor]:
     return weight, 2 * math.pi * torch.rand(count, generator=keys.fold("shift").torch())
 
 
-# Only the head is trained. Its inputs come from a map that was there before any record was seen, so they cost no privacy,
-# and a head has few numbers.
-
-
 CENTRE_IMAGES = 64  # public images of smooth noise whose mean embedding is taken off
 TINY = 1e-9
 FAR_BELOW = 1e6  # below any score
@@ -189,7 +182,7 @@ class PublicRows:
         return self.constant / math.sqrt(1 + self.constant**2)
 
     def __call__(self, x: Tensor) -> Tensor:
-        centre, project = _public_constants(_HashableMap(self.extractor), self.width, tuple(x.shape[1:]), self.drawings)
+        centre, project = _public_constants(self.extractor, self.width, tuple(x.shape[1:]), self.drawings)
         moved = (self.extractor(x) - centre.to(x)) @ project.to(x)
         return torch.cat([self._scale_rows(moved), torch.full_like(moved[:, :1], self.last_entry)], 1)
 
@@ -199,60 +192,30 @@ class PublicRows:
 
     def embed_rows(self, x: Tensor) -> Tensor:
         """Rows of images, without a graph; the last ones asked for are kept, for they are the same in every round."""
-        key = hashlib.blake2b(x.detach().cpu().contiguous().numpy().data, digest_size=16)
-        key.update(f"{self!r}|{tuple(x.shape)}|{x.device}".encode())
-        return _ROW_CACHE.get_rows(key.digest(), self, x)
+        made = hashlib.blake2b(x.detach().cpu().contiguous().numpy().data, digest_size=16)
+        made.update(f"{self!r}|{tuple(x.shape)}|{x.device}".encode())
+        key = made.digest()
+        if key not in _KEPT_ROWS:
+            _KEPT_ROWS[key] = record_embeddings(self, x)
+        _KEPT_ROWS.move_to_end(key)
+        while len(_KEPT_ROWS) > 1 and sum(rows.numel() for rows in _KEPT_ROWS.values()) > MAX_CACHED_NUMBERS:
+            _KEPT_ROWS.popitem(last=False)
+        return _KEPT_ROWS[key]
 
 
-class _RowCache:
-    """A function of its arguments alone, the last results kept."""
-
-    def __init__(self) -> None:
-        self._kept: OrderedDict[bytes, Tensor] = OrderedDict()
-
-    def get_rows(self, key: bytes, rows: PublicRows, x: Tensor) -> Tensor:
-        if key not in self._kept:
-            self._kept[key] = record_embeddings(rows, x)
-        self._kept.move_to_end(key)
-        while len(self._kept) > 1 and sum(t.numel() for t in self._kept.values()) > MAX_CACHED_NUMBERS:
-            self._kept.popitem(last=False)
-        return self._kept[key]
-
-
-_ROW_CACHE = _RowCache()
-
-
-@dataclass(frozen=True)
-class _HashableMap:
-    """A map as a key of a cache, by what it says of itself: its settings may hold lists."""
-
-    extractor: PublicExtractor
-
-    def __hash__(self) -> int:
-        return hash(repr(self))
-
-
-def centre_of(extractor: PublicExtractor, shape: tuple[int, int, int], keys: Keys) -> Tensor:
-    """The mean embedding (p,) of ``CENTRE_IMAGES`` images of smooth noise, drawn from public ``keys``."""
-    return _cached_centre(_HashableMap(extractor), shape, keys)
-
-
-@lru_cache(maxsize=16)
-def _cached_centre(of: _HashableMap, shape: tuple[int, int, int], keys: Keys) -> Tensor:
-    return embed_images(
-        of.extractor, draw_smooth_images(torch.zeros(1, dtype=torch.long), CENTRE_IMAGES, shape, keys)[0]
-    ).mean(0)
+_KEPT_ROWS: OrderedDict[bytes, Tensor] = OrderedDict()  # by map and images, the last ones asked for at the end
 
 
 @lru_cache(maxsize=16)
 def _public_constants(
-    of: _HashableMap, width: int, shape: tuple[int, int, int], drawings: int
+    extractor: PublicExtractor, width: int, shape: tuple[int, int, int], drawings: int
 ) -> tuple[Tensor, Tensor]:
     """(the centre (p,), the projection (p, width)): public constants, the same in every run."""
     keys = Keys(0).fold("public rows")
     if drawings:
-        return _principal_directions(of.extractor, width, shape, drawings, keys)
-    centre = centre_of(of.extractor, shape, keys)
+        return _principal_directions(extractor, width, shape, drawings, keys)
+    smooth = draw_smooth_images(torch.zeros(1, dtype=torch.long), CENTRE_IMAGES, shape, keys)[0]
+    centre = embed_images(extractor, smooth).mean(0)
     drawn = torch.randn(len(centre), width, generator=keys.fold("projection").torch())
     return centre, drawn / math.sqrt(width)
 
@@ -311,13 +274,11 @@ def _head_residuals(weight: Tensor, rows: Tensor, y: Tensor, longest: float | No
 
 def embed_shards(rows: PublicRows, shards: Sequence[Shard]) -> list[Tensor]:
     """The rows of K shards that hold many of the same records: each record goes through the map once."""
-    pool = Records.concat([shard.train for shard in shards])
-    ids, inverse = pool.ids.unique(return_inverse=True)
-    first = torch.full((len(ids),), len(pool), dtype=torch.long).scatter_reduce(
-        0, inverse.cpu(), torch.arange(len(pool)), "amin"
-    )
-    found = rows.embed_rows(pool.x[first])
-    return list(found[inverse].split([len(shard.train) for shard in shards]))
+    pool = shards[0].train if len(shards) == 1 else Records.concat([shard.train for shard in shards])
+    _, first, inverse = np.unique(pool.ids.cpu().numpy(), return_index=True, return_inverse=True)
+    in_order = np.array_equal(first, np.arange(len(pool)))  # as one client's records are: nothing to copy
+    found = rows.embed_rows(pool.x) if in_order else rows.embed_rows(pool.x[first])[inverse]
+    return list(found.split([len(shard.train) for shard in shards]))
 
 
 def nearest_mean_head(sums: Tensor, variance: Tensor, last: float, least: float) -> Tensor:

@@ -211,13 +211,12 @@ class PublishedFigure:
 
 
 LINEAR = "scattering features and a linear head (Tramèr and Boneh, ICLR 2021)"
-BENCH = "as DPImageBench (2025) measures it"
 PUBLISHED = (
     PublishedFigure("fashion_mnist", "model", LINEAR, 3.0, 0.897),
-    PublishedFigure("fashion_mnist", "data set", f"DPDM, {BENCH}", 1.0, 0.764),
-    PublishedFigure("fashion_mnist", "data set", f"DPDM, {BENCH}", 10.0, 0.856),
-    PublishedFigure("fashion_mnist", "data set", f"DP-FETA, {BENCH}", 1.0, 0.817),
-    PublishedFigure("fashion_mnist", "data set", f"DP-FETA, {BENCH}", 10.0, 0.873),
+    PublishedFigure("fashion_mnist", "data set", "DPDM, as DPImageBench (2025) measures it", 1.0, 0.764),
+    PublishedFigure("fashion_mnist", "data set", "DPDM, as DPImageBench (2025) measures it", 10.0, 0.856),
+    PublishedFigure("fashion_mnist", "data set", "DP-FETA, as DPImageBench (2025) measures it", 1.0, 0.817),
+    PublishedFigure("fashion_mnist", "data set", "DP-FETA, as DPImageBench (2025) measures it", 10.0, 0.873),
     PublishedFigure("mnist", "model", LINEAR, 3.0, 0.987),
 )
 

@@ -173,13 +173,13 @@ def test_public_drawings_have_no_correlations_in_their_principal_directions_and_
     seen = []
     monkeypatch.setattr(extractor, "draw_silhouettes", lambda x, generator: seen.append(x) or x)
     rows, see = PublicRows(RandomCosine(40, side=4, scale=0.07), width=12, drawings=90), RandomCosine(40, side=4, scale=0.07)
-    centre, project = extractor._public_constants(extractor._HashableMap(see), 12, (1, 8, 8), rows.drawings)
+    centre, project = extractor._public_constants(see, 12, (1, 8, 8), rows.drawings)
     embedded = see(seen[0]).double().numpy()
     expected = np.linalg.eigvalsh(np.cov(embedded.T, bias=True))[::-1][:12] ** 0.5
     projected = (embedded - centre.numpy()) @ project.double().numpy()
     assert np.allclose(np.cov(projected.T, bias=True), np.diag(expected), atol=1e-4 * expected[0])
     assert rows(seen[0][:3]).shape == (3, 13)
-    _, padded = extractor._public_constants(extractor._HashableMap(see), 50, (1, 8, 8), rows.drawings)
+    _, padded = extractor._public_constants(see, 50, (1, 8, 8), rows.drawings)
     assert padded.shape == (40, 50) and not padded[:, 40:].any()  # the map has no more directions
 
 
