@@ -29,9 +29,9 @@ from omegaconf import OmegaConf
 from benchmarks.machine import hardware
 from privdd.cli.build import build_experiment
 from privdd.cli.overrides import check_overrides
-from privdd.federated.evaluation import measure_accuracy, predict_in_batches
 from privdd.federated.experiment import Experiment
 from privdd.federated.simulation import Progress, run_round, start_training
+from privdd.federated.trainer import measure_accuracy, predict_in_batches
 
 # Few steps and many rounds: what a small CPU budget favours.
 SMALL = ("preset=smoke", "partition.clients=10", "model.width=32", "data.limit=10000", "data.test_limit=2000")

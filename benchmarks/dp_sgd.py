@@ -25,8 +25,7 @@ from privdd.core.rng import Keys
 from privdd.models import ModelSpec, build, initial
 from privdd.privacy.clipping import clipped_sum
 from privdd.privacy.lattice import Lattice
-from privdd.training.dp_sgd import cross_entropy_of
-from privdd.training.record_gradients import LayerGradients, record_gradients
+from privdd.training.dp_sgd import LayerGradients, cross_entropy_of, record_gradients
 
 LATTICE = Lattice.under(1.0, 1.0)
 SHAPE, CLASSES = (1, 28, 28), 10

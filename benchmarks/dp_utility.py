@@ -41,8 +41,8 @@ from privdd.cli.build import build_experiment
 from privdd.cli.compose import put_overrides_first
 from privdd.cli.overrides import check_overrides
 from privdd.core.rng import Keys
+from privdd.distillation.class_cells import draw_smooth_images
 from privdd.distillation.distribution_matching import build_embedder
-from privdd.distillation.initial_images import draw_smooth_images
 from privdd.federated.experiment import Experiment
 from privdd.federated.simulation import Progress
 from privdd.models import ModelSpec, initial

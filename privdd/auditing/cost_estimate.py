@@ -31,9 +31,8 @@ from privdd.auditing.signal_extraction import MAX_BLOCK_BYTES, MAX_MATRIX_BYTES
 from privdd.core.loop_timing import LOOP_ALLOWANCE, TruncatedLoops, truncate_loops
 from privdd.core.types import Received, Records, Shard
 from privdd.core.validation import BadConfig
-from privdd.federated.evaluation import measure_accuracy
+from privdd.federated.aggregation import SUM_CLIENT
 from privdd.federated.experiment import Experiment
-from privdd.federated.secure_aggregation import SUM_CLIENT
 from privdd.federated.simulation import (
     SNAPSHOTS_PER_PHASE,
     ClientTask,
@@ -43,6 +42,7 @@ from privdd.federated.simulation import (
     run_round,
     start_training,
 )
+from privdd.federated.trainer import measure_accuracy
 from privdd.methods.own_training import OwnTraining
 from privdd.models import ModelSpec, build
 from privdd.reporting.wording import format_bytes

@@ -18,9 +18,9 @@ from privdd.auditing.coverage import describe_waiver, is_about_releases, unteste
 from privdd.auditing.pipeline import AuditState
 from privdd.data.hard_examples import hard_example_counts
 from privdd.federated.checkpoint import write_ledger
-from privdd.federated.evaluation import divergence_message
 from privdd.federated.experiment import Experiment
 from privdd.federated.simulation import Plan, Progress, round_half_up
+from privdd.federated.trainer import divergence_message
 from privdd.privacy.claims import Claim, smallest_claim
 from privdd.privacy.ledger import SERVER, Ledger, Release
 from privdd.privacy.mechanism import Mechanism

@@ -20,9 +20,9 @@ from privdd.auditing.dp_tests.statement import GuaranteeSubject
 from privdd.auditing.signal_extraction import AdversaryView, UnreadableUpload, extract_signals, missing_hooks
 from privdd.core.rng import Keys
 from privdd.core.types import Problem, Received, Records, Shard, State, Upload, Work
+from privdd.federated.aggregation import sum_uploads
 from privdd.federated.channel import TranscriptEnded
 from privdd.federated.method import Method
-from privdd.federated.secure_aggregation import sum_uploads
 from privdd.federated.simulation import ClientTask, Plan, Snapshot, client_step
 from privdd.privacy.mechanism import Mechanism
 from privdd.privacy.mechanisms.noise_share import share_count_of

@@ -20,7 +20,7 @@ from privdd.blackbox.mechanism import BlackBox, Data, InputRefused
 from privdd.blackbox.noise_laws import noise_law
 from privdd.blackbox.transcripts import CallBudget, draw_transcripts
 from privdd.blackbox.verdict import SingleTestResult
-from privdd.privacy.shuffled_batches import bound_batch_epsilon
+from privdd.privacy.accounting import bound_batch_epsilon
 
 CONDITION_CALLS = 30
 FAILED = 10  # calls on each side of a pair that was refused

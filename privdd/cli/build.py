@@ -40,9 +40,9 @@ from privdd.core.validation import BadConfig, check_text
 from privdd.data.hard_examples import add_hard_examples, hard_example_counts
 from privdd.data.partition import Partition, make_shards
 from privdd.data.sources import load_dataset
+from privdd.federated.aggregation import Trust
 from privdd.federated.experiment import CaptureSettings, Experiment
 from privdd.federated.method import Method
-from privdd.federated.secure_aggregation import Trust
 from privdd.federated.settings import AuditSettings, PrivacySettings, RunSettings
 from privdd.federated.simulation import Plan, too_few_clients_warning
 from privdd.privacy.accounting import calibrate

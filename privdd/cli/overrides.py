@@ -53,7 +53,7 @@ GROUP_TARGETS = {  # groups without a _target_, what is called with their settin
     "partition": ("privdd.data.partition.Partition", group_settings.check_partition),
     "engine": ("privdd.runtime.engine.Engine", group_settings.check_engine),
     "capture": ("privdd.federated.experiment.CaptureSettings", group_settings.check_capture),
-    "trust": ("privdd.federated.secure_aggregation.Trust", group_settings.check_trust),
+    "trust": ("privdd.federated.aggregation.Trust", group_settings.check_trust),
     "data": ("privdd.data.sources.load_dataset", group_settings.check_data),
 }
 TARGET_KEY = "_target_"

@@ -52,8 +52,7 @@ from privdd.cli.stored_config import (
 )
 from privdd.core.device import deterministic_kernels
 from privdd.core.validation import BadConfig
-from privdd.federated.evaluation import divergence_message
-from privdd.federated.trainer import Trainer
+from privdd.federated.trainer import Trainer, divergence_message
 from privdd.reporting.policy import policy_of_settings
 from privdd.reporting.schema import Findings, validate_findings, write_findings
 from privdd.runtime.engine import engine_in_words, torch_threads

@@ -37,7 +37,7 @@ from privdd.runtime.files import DamagedRun, read_json, write_json
 from privdd.runtime.renames import TARGET, use_original_names
 
 if TYPE_CHECKING:
-    from privdd.federated.secure_aggregation import Trust
+    from privdd.federated.aggregation import Trust
 
 HYDRA_KEYS = ("_target_", "_convert_", "_recursive_", "_partial_")
 SCALAR_TYPES: dict[Any, tuple[tuple[str, str], Callable[[Any], bool]]] = {  # names (singular, plural), and the check
@@ -511,7 +511,7 @@ def privacy_settings(config: DictConfig) -> PrivacySettings:
 
 def trust_settings(config: DictConfig) -> Trust:
     """What the server sees; local in the stored configs of earlier versions. Raises BadConfig, naming key and value."""
-    from privdd.federated.secure_aggregation import LOCAL, Trust  # imports torch
+    from privdd.federated.aggregation import LOCAL, Trust  # imports torch
 
     if config.get("trust") is None:
         return LOCAL

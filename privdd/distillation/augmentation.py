@@ -57,20 +57,12 @@ def _change_colours(x: Tensor, brightness: float, saturation: float, contrast: f
     return (x - mean) * contrast + mean
 
 
-def _flip_image(x: Tensor, flip: bool) -> Tensor:
-    return x.flip(-1) if flip else x
-
-
-def _keep_image(x: Tensor) -> Tensor:
-    return x
-
-
 _APPLY: Mapping[str, Callable[..., Tensor]] = {
-    "none": _keep_image,
+    "none": lambda x: x,
     "color": _change_colours,
     "crop": _shift_image,
     "cutout": _erase_square,
-    "flip": _flip_image,
+    "flip": lambda x, flip: x.flip(-1) if flip else x,
     "scale": _apply_affine,
     "rotate": _apply_affine,
 }

@@ -21,6 +21,7 @@ from privdd.core.rng import Keys
 from privdd.core.types import State
 from privdd.distillation.augmentation import Transform, draw_transform, parse_strategy
 from privdd.distillation.class_cells import ClassCells, RealBatch, draw_real_batches
+from privdd.federated.channel import ClientContext
 from privdd.privacy.batch_invariance import compute_rows
 
 Embed = Callable[[Tensor], Tensor]  # images (b, c, h, w) -> (b, p)
@@ -46,6 +47,10 @@ def record_embeddings(embed: Embed, x: Tensor, chunk: int = CHUNK) -> Tensor:
         lambda _, part: {"": embed_images(embed, part, 0)}, {}, x, at_most=max_images_per_batch(x, chunk, CHUNK)
     )
     return rows[""]
+
+
+def compose_maps(inner: Embed, outer: Embed) -> Embed:
+    return lambda x: outer(inner(x))
 
 
 class _Embedding(nn.Module):
@@ -195,6 +200,11 @@ class MatchingStreams:
     batch: Keys
     augment: Keys
 
+    @staticmethod
+    def of_round(ctx: ClientContext, *part: str) -> MatchingStreams:
+        """Those of a client's round, or of a part of it."""
+        return MatchingStreams(ctx.keys.fold(*part, "batch"), ctx.public(*part, "augment"))
+
 
 def matching_gradient(images: Tensor, targets: Tensor, embed: Embed, *, chunk: int = CHUNK) -> Tensor:
     """Gradient of sum_m ||targets_m - mean_j embed(images_mj)||^2 with respect to the images.
@@ -225,7 +235,7 @@ def mean_real_embeddings(
     real_map: applied to a record between ``transform`` and the network (FedRD's projection).
     """
     x = transform(cells.pool.x[batch.at])
-    whole: Embed = embed if real_map is None else lambda part: embed(real_map(part))
+    whole = embed if real_map is None else compose_maps(real_map, embed)
     embeddings = embed_images(whole, x, settings.chunk).split([rows.shape[1] for rows in batch.taken])
     weights = [rows.to(e) for rows, e in zip(batch.taken, embeddings)]
     return torch.cat([w @ e / w.sum(1, keepdim=True) for w, e in zip(weights, embeddings)])
@@ -257,10 +267,7 @@ def match_distributions(
     for t, embed, batch in zip(timed_steps(range(steps)), iterate_networks(networks, steps), batches):
         transform = draw_transform(settings.augment, tuple(images.shape[2:]), streams.augment.fold(t).torch())  # type: ignore[arg-type]
         targets = mean_real_embeddings(batch, cells, embed, transform, settings, real_map)
-        gradient = matching_gradient(images, targets, _siamese_embed(embed, transform, settings), chunk=settings.chunk)
+        synthetic = compose_maps(transform, embed) if settings.augment_synthetic else embed
+        gradient = matching_gradient(images, targets, synthetic, chunk=settings.chunk)
         images, velocity = descend_images(images, velocity, gradient, settings)
     return images
-
-
-def _siamese_embed(embed: Embed, transform: Transform, settings: MatchingSettings) -> Embed:
-    return (lambda x: embed(transform(x))) if settings.augment_synthetic else embed

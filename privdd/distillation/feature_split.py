@@ -27,7 +27,7 @@ from privdd.federated.channel import ClientContext
 from privdd.models import ModelSpec, build
 from privdd.privacy.mechanism import Mechanism
 from privdd.privacy.mechanisms import FeatureNoise
-from privdd.training.dp_sgd import QUERY, dp_local_sgd
+from privdd.training.dp_sgd import QUERY, count_private_steps, dp_local_sgd
 
 CLASSIFIER, GENERATOR = "classifier.", "generator."
 
@@ -203,11 +203,6 @@ def _collect_moments(adam: torch.optim.AdamW, learned: Mapping[str, Tensor]) -> 
     return moments
 
 
-def count_split_steps(epochs: int, sampling_probability: float) -> int:
-    """Steps that draw each record ``epochs`` times on average: a public constant."""
-    return max(1, round(epochs / sampling_probability))
-
-
 def train_split_privately(
     model: FeatureSplit,
     state: State,
@@ -237,14 +232,13 @@ def train_split_privately(
         return functional_call(model, dict(params), (x, y, dict(zip(names, noise)), loss))
 
     model.train()
-    steps = count_split_steps(epochs, ctx.mechanisms[QUERY].sampling_probability)
+    steps = count_private_steps(ctx.mechanisms[QUERY], epochs)
     return dp_local_sgd(
         model,
         state,
         records,
         lr=lr,
         momentum=momentum,
-        weight_decay=0.0,
         steps=steps,
         ctx=ctx,
         loss=loss_of_record,

@@ -27,14 +27,20 @@ from privdd.core.device import stream_to_device
 from privdd.core.loop_timing import timed_steps
 from privdd.core.rng import Keys
 from privdd.core.types import Records, Shard, State, Tensors
-from privdd.distillation.class_cells import ClassCells, RealBatch, draw_real_batches, single_client_cells
-from privdd.distillation.initial_images import check_init, draw_initial_images, images_to_memory
-from privdd.distillation.virtual_images import Distiller
+from privdd.distillation.class_cells import (
+    ClassCells,
+    RealBatch,
+    check_init,
+    draw_initial_images,
+    draw_real_batches,
+    images_to_memory,
+    single_client_cells,
+)
+from privdd.distillation.virtual_images import Distiller, as_records
 from privdd.federated.channel import ClientContext
 from privdd.models import ModelSpec, initial
 from privdd.models.build import build_skeleton
 from privdd.training import dp_sgd
-from privdd.training.contrastive import as_records
 from privdd.training.sgd import local_sgd
 
 EPSILON = 1e-6  # in the denominator, as the published code has it
@@ -129,16 +135,16 @@ class GradientImages(Distiller):
         streams, law = ctx.public("gradient", "networks"), partial(initial, model, shard.shape, shard.classes)
         starts = stream_to_device(lambda k: law(streams.fold(k).torch()), count, images.device)
         gradient = ctx.keys.fold("gradient")
-        batches = draw_real_batches(cells, self.batch, partial(self._batch_stream, gradient), count * self.matches)
+
+        def batch_stream(step: int) -> Keys:
+            return gradient.fold(step // self.matches, "batch", step % self.matches)
+
+        batches = draw_real_batches(cells, self.batch, batch_stream, count * self.matches)
         labels = cells.labels.to(images.device).repeat_interleave(self.ipc)
         for k, weights in zip(timed_steps(range(count)), starts):
             network = build_skeleton(model, shard.shape, shard.classes)
             images = self._match_along_training(network, weights, cells, (images, labels), batches, gradient.fold(k))
         return images_to_memory(images, cells.labels)
-
-    def _batch_stream(self, keys: Keys, step: int) -> Keys:
-        """The random stream of the batch of real records in step ``step``."""
-        return keys.fold(step // self.matches, "batch", step % self.matches)
 
     def _match_along_training(
         self,
@@ -157,15 +163,12 @@ class GradientImages(Distiller):
         velocity = torch.zeros_like(images)
         for t, batch in zip(timed_steps(range(self.matches)), batches):
             if t:
-                whole = as_records(images.flatten(0, 1), labels)
-                state = self._train_network(network, state, whole, keys.fold("training", t))
+                whole, stream = as_records(images.flatten(0, 1), labels), keys.fold("training", t).torch()
+                length = {"steps": self.network_steps, "batch_size": self.network_batch}
+                state = local_sgd(network, state, whole, lr=self.network_lr, generator=stream, **length)[0]  # type: ignore[arg-type]
             velocity = self.momentum * velocity + class_matching_gradient(network, state, cells, images, batch)
             images = images - self.lr * velocity
         return images
-
-    def _train_network(self, network: nn.Module, state: State, images: Records, keys: Keys) -> State:
-        length = {"lr": self.network_lr, "steps": self.network_steps, "batch_size": self.network_batch}
-        return local_sgd(network, state, images, generator=keys.torch(), **length)[0]  # type: ignore[arg-type]
 
 
 def class_matching_gradient(
@@ -223,7 +226,10 @@ def generate_set(
         state = draw(number)
         for turn in timed_steps(range(settings.turns)):
             if turn:
-                state = _train_on_images(model, state, images, labels, settings, keys.fold("net", number, turn))
+                length = {"epochs": settings.net_epochs, "batch_size": min(256, len(labels))}
+                stream = keys.fold("net", number, turn).torch()
+                own = as_records(images, labels)
+                state = local_sgd(model, state, own, lr=settings.net_lr, generator=stream, **length)[0]  # type: ignore[arg-type]
             for _ in timed_steps(range(settings.reads)):
                 images = follow(state, read(state), images, labels)
     return images
@@ -247,15 +253,6 @@ def _generate_in_new_networks(
     return images
 
 
-def _train_on_images(
-    model: nn.Module, state: State, images: Tensor, labels: Tensor, settings: SetGeneration, keys: Keys
-) -> State:
-    records, size, generator = as_records(images, labels), min(256, len(labels)), keys.torch()
-    return local_sgd(
-        model, state, records, lr=settings.net_lr, batch_size=size, epochs=settings.net_epochs, generator=generator
-    )[0]
-
-
 def noised_gradient(model: nn.Module, records: Records, ctx: ClientContext) -> GradientQuery:
     """The records' gradient through ``ctx.mechanism``: of all weights that matching looks at, a Poisson sample a read."""
     loss = dp_sgd.cross_entropy_of(model)
@@ -265,10 +262,8 @@ def noised_gradient(model: nn.Module, records: Records, ctx: ClientContext) -> G
             return loss({**state, **weights}, x, y)
 
         taken = ctx.sample(SET_GRADIENT_QUERY, len(records)).nonzero()[:, 0].to(records.y.device)
-        gradients = dp_sgd.record_gradients(
-            loss_of_record, compared_weights(model, state), records.x[taken], records.y[taken]
-        )
-        released = ctx.mechanism(SET_GRADIENT_QUERY, gradients)
+        x, y, weights = records.x[taken], records.y[taken], compared_weights(model, state)
+        released = ctx.mechanism(SET_GRADIENT_QUERY, dp_sgd.record_gradients(loss_of_record, weights, x, y))
         return {name: value.to(state[name]) for name, value in released.items()}
 
     return query_gradient

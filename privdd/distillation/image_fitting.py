@@ -1,17 +1,24 @@
-"""Images fitted to what is already released, mean embeddings or gradients: any number of steps at no privacy cost.
+"""Images made of what is already released: any number of steps at no privacy cost. Nothing here reads a record.
 
-Unlike ``distribution_matching`` this reads no records: it is post-processing. Targets are one mean embedding a class in one
-public map, or the gradients of a linear head that clients sent, once a round, each time with new noise: images that explain
-these in all rounds at once look to the map like the records of their class, and more so like those near other classes
-(gradient matching: Zhao, Mopuri and Bilen, ICLR 2021; with noised gradients Chen, Kerkouche and Fritz, NeurIPS 2022). Adam
-(Kingma and Ba, ICLR 2015) with a cosine schedule, pixels in [0, 1].
+Fitted images: targets are one mean embedding a class in one public map, or the gradients of a linear head that clients sent,
+once a round, each time with new noise: images that explain these in all rounds at once look to the map like the records of
+their class, and more so like those near other classes (gradient matching: Zhao, Mopuri and Bilen, ICLR 2021; with noised
+gradients Chen, Kerkouche and Fritz, NeurIPS 2022). Adam (Kingma and Ba, ICLR 2015) with a cosine schedule, pixels in [0, 1].
+
+Guided images: drawn from a model of the classes, pushed, mixed and moved, labelled by a head. The class model is a normal
+distribution by class of coarse pixels (the lowest cosine frequencies), from noised sums alone: means by class, one covariance
+within all classes, of the directions that stand out of the noise, and beside them independent numbers of one variance a band.
+The noise is known to everyone, so what of an estimate is signal can be told (empirical Bayes, James and Stein 1961; eigenvalues
+as in spiked models, Johnstone 2001). What a linear head says of blurred images is wrong for whole classes: they lack edges and
+textures. A few short steps along its gradient give each image what its class is known by, and hardly change what it looks like
+(activation maximisation with jitter: Mordvintsev et al. 2015; data-free distillation: Yin et al., CVPR 2020).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
@@ -20,7 +27,8 @@ from torch import Tensor
 from attacks.validation import check_counts, check_non_negative, check_positive
 from privdd.core.device import max_images_per_batch
 from privdd.core.loop_timing import timed_steps
-from privdd.distillation.distribution_matching import CHUNK, Embed
+from privdd.core.rng import Keys
+from privdd.distillation.distribution_matching import CHUNK, Embed, embed_images
 
 BETAS, TINY = (0.9, 0.99), 1e-8
 
@@ -46,16 +54,6 @@ def total_variation(images: Tensor) -> Tensor:
     return down.abs().sum((1, 2, 3)) + right.abs().sum((1, 2, 3))
 
 
-def _fitting_gradient(images: Tensor, targets: Tensor, embed: Embed, smoothness: float) -> Tensor:
-    """Gradient of sum_m ||targets_m - mean_j embed(images_mj)||^2 + smoothness mean_j variation(images_mj)."""
-    leaf = images.detach().requires_grad_(True)
-    flat = leaf.flatten(0, 1)
-    loss = (embed(flat).unflatten(0, leaf.shape[:2]).mean(1) - targets).square().sum()
-    if smoothness:
-        loss = loss + smoothness * total_variation(flat).sum() / leaf.shape[1]
-    return torch.autograd.grad(loss, leaf)[0]
-
-
 def fit_to_embeddings(
     images: Tensor, targets: Tensor, embed: Embed, settings: FittingSettings, *, chunk: int = CHUNK
 ) -> Tensor:
@@ -68,7 +66,12 @@ def fit_to_embeddings(
 
 def _fit_part(images: Tensor, targets: Tensor, embed: Embed, settings: FittingSettings) -> Tensor:
     def gradient_at(x: Tensor) -> Tensor:
-        return _fitting_gradient(x, targets, embed, settings.smoothness)
+        leaf = x.detach().requires_grad_(True)
+        flat = leaf.flatten(0, 1)
+        loss = (embed(flat).unflatten(0, leaf.shape[:2]).mean(1) - targets).square().sum()
+        if settings.smoothness:
+            loss = loss + settings.smoothness * total_variation(flat).sum() / leaf.shape[1]
+        return torch.autograd.grad(loss, leaf)[0]
 
     return minimise_by_adam(images.clamp(0, 1), gradient_at, settings.steps, settings.lr)
 
@@ -106,9 +109,8 @@ class GradientPath:
     def mean_gradients_of(self, rows: Tensor, y: Tensor) -> Tensor:
         """The mean gradients (T, C, d) that rows (n, d) of classes y (n,) have, each class weighing what it has records."""
         classes, y = self.weights.shape[1], y.to(rows.device)
-        share = self.count.clamp_min(MIN_CLASS_WEIGHT).to(rows) / torch.bincount(y, minlength=classes).clamp_min(1).to(
-            rows
-        )
+        held = torch.bincount(y, minlength=classes).clamp_min(1).to(rows)
+        share = self.count.clamp_min(MIN_CLASS_WEIGHT).to(rows) / held
         share = share[y] / share[y].sum()
         guess = torch.softmax(torch.einsum("tcd,nd->tnc", self.weights.to(rows), rows), 2)
         residual = guess - F.one_hot(y, classes).to(rows)
@@ -134,3 +136,255 @@ def fit_to_gradients(images: Tensor, y: Tensor, rows: Embed, path: GradientPath,
         return found * GRADIENT_SCALE
 
     return minimise_by_adam(images, gradient_at, settings.steps, settings.lr)
+
+
+MIN_CLASS_COUNT = 20  # a mean is never taken over fewer records than this
+
+
+@dataclass(frozen=True)
+class ClassModel:
+    """means: (C, p); spread: directions times standard deviations (r, q) of the numbers ``at`` (q,) of the p."""
+
+    means: Tensor
+    spread: Tensor
+    at: Tensor
+
+    def draw_records(self, labels: Tensor, generator: torch.Generator) -> Tensor:
+        """One record of each label (m,) -> (m, p)."""
+        found = self.means[labels].clone()
+        found[:, self.at] += torch.randn(len(labels), len(self.spread), generator=generator).to(found) @ self.spread
+        return found
+
+
+def estimate_class_model(sums: Mapping[str, Tensor], bands: Tensor, at: Tensor) -> ClassModel:
+    """From float64 sums over the records of all clients, each with noise of public variance in every number:
+
+    "sum" (C, p) and "count" (C,) of a class, "variance" (1,) of both sums' numbers; "moments" (q, q), symmetric, of all
+    records' numbers ``at``, and "moments_variance" (1,), of its diagonal; half of that off the diagonal. bands: (p,)
+    groups of numbers that are about as large, in which signal is told from noise.
+    """
+    count = sums["count"].clamp_min(MIN_CLASS_COUNT)
+    noise = sums["variance"] / count.square()
+    centre = sums["sum"].sum(0, keepdim=True) / count.sum()
+    apart = sums["sum"] / count[:, None] - centre
+    means = _shrink_to_signal(centre, sums["variance"] * len(count) / count.sum() ** 2, bands)
+    means = means + _shrink_to_signal(apart, noise.mean(), bands)
+    known = means[:, at]
+    within = sums["moments"] / count.sum() - known.T @ (known * (count / count.sum())[:, None])
+    values, vectors = torch.linalg.eigh(within)
+    edge = (2 * len(at) * sums["moments_variance"]).sqrt() / count.sum()  # noise's largest eigenvalue, about
+    real = values > edge * (1 + len(at) ** (-2 / 3))  # ... which varies by a share of that order (Tracy and Widom 1994)
+    clean = values[real] - edge**2 / (4 * values[real])  # noise lifts an eigenvalue v to v + (edge / 2)^2 / v
+    found = (vectors[:, real] * clean.clamp_min(0).sqrt()).T
+    left = _average_by_band((within - found.T @ found).diag(), bands[at])  # what no direction that stands out explains
+    return ClassModel(means.float(), torch.cat([found, left.clamp_min(0).sqrt().diag()]).float(), at)
+
+
+def _shrink_to_signal(rows: Tensor, noise: Tensor, bands: Tensor) -> Tensor:
+    """Rows (m, p) times the share of each band's mean square that is not noise."""
+    power = _average_by_band(rows.square().mean(0), bands)
+    return rows * (1 - noise / power.clamp_min(1e-30)).clamp(0, 1)
+
+
+def _average_by_band(values: Tensor, bands: Tensor) -> Tensor:
+    """Each of the values (p,) replaced by the mean of its band, in which noise of mean 0 is averaged out."""
+    total = torch.zeros(int(bands.max()) + 1, dtype=values.dtype).index_add_(0, bands, values)
+    return (total / torch.bincount(bands).clamp_min(1))[bands]
+
+
+GREY = 0.35  # from where pixels are counted
+
+
+@dataclass(frozen=True)
+class CoarsePixels:
+    """Images (b, c, h, w) in [0, 1] -> (b, p): orthonormal cosine transform (DCT-II) of pixels less ``GREY``, the
+    lowest side x side frequencies of every channel, over sqrt(c h w). Its norm is at most the root mean square of the
+    pixels' distance from ``GREY``, below 0.65. It depends on the image alone.
+    """
+
+    side: int = 12
+
+    def __post_init__(self) -> None:
+        check_counts(self, "side", under="looks.")
+
+    def __call__(self, x: Tensor) -> Tensor:
+        down, right = (_cosine_rows(size, self.side).to(x) for size in x.shape[-2:])
+        return (down @ (x - GREY) @ right.T).flatten(1) / math.sqrt(math.prod(x.shape[1:]))
+
+    def to_images(self, looks: Tensor, shape: Sequence[int]) -> Tensor:
+        """The smoothest images (b, c, h, w) that look so, cut to [0, 1]."""
+        down, right = (_cosine_rows(size, self.side).to(looks) for size in shape[-2:])
+        waves = looks.reshape(len(looks), shape[0], len(down), len(right)) * math.sqrt(math.prod(shape))
+        return (down.T @ waves @ right + GREY).clamp(0, 1)
+
+    def frequency_bands(self, shape: Sequence[int]) -> Tensor:
+        """The frequency of each number (p,), as a whole number: the distance from the lowest, rounded."""
+        down, right = (torch.arange(min(size, self.side)) for size in shape[-2:])
+        return (down[:, None] ** 2 + right**2).double().sqrt().round().long().repeat(shape[0], 1, 1).flatten()
+
+    def positions_in(self, finer: CoarsePixels, shape: Sequence[int]) -> Tensor:
+        """The positions of this map's numbers among those of a finer map, (p,)."""
+        down, right = (torch.arange(min(size, finer.side)) < self.side for size in shape[-2:])
+        return (down[:, None] & right).repeat(shape[0], 1, 1).flatten().nonzero()[:, 0]
+
+
+def _cosine_rows(size: int, count: int) -> Tensor:
+    """The ``count`` lowest cosines over ``size`` pixels, orthonormal rows (min(count, size), size)."""
+    waves = torch.arange(min(count, size))[:, None] * (torch.arange(size) + 0.5) * math.pi / size
+    rows = torch.cos(waves) * math.sqrt(2 / size)
+    rows[0] /= math.sqrt(2)
+    return rows
+
+
+PUSH_MOMENTUM = 0.7  # of the last step's direction
+MIN_PUSH = 0.2  # of a step, for an image that already is of its class
+SMOOTHNESS = 1e-3  # weight of the total variation
+
+
+def push_images(images: Tensor, y: Tensor, score: Embed, steps: int, rate: float, keys: Keys) -> Tensor:
+    """Images (n, c, h, w) in [0, 1] after ``steps``, each by itself, towards a high probability of class y (n,).
+
+    score: images -> logits (b, C); rate: root mean square of the first step's change of pixels, half of which is left
+    at the last; steps are shorter where the probability is high. Each step sees the images moved by up to one pixel.
+    """
+    generator, parts = keys.torch(), zip(images.split(CHUNK), y.split(CHUNK))
+    return torch.cat([_push_part(x, of, score, steps, rate, generator) for x, of in parts])
+
+
+def _push_part(x: Tensor, y: Tensor, score: Embed, steps: int, rate: float, generator: torch.Generator) -> Tensor:
+    direction = torch.zeros_like(x)
+    for step in timed_steps(range(steps)):
+        down, right = (torch.randint(-1, 2, (2,), generator=generator)).tolist()
+        leaf = x.detach().requires_grad_(True)
+        with torch.enable_grad():
+            logits = score(torch.roll(leaf, (down, right), (2, 3)))
+            loss = F.cross_entropy(logits, y, reduction="sum") + SMOOTHNESS * total_variation(leaf).sum()
+        (slope,) = torch.autograd.grad(loss, leaf)
+        size = slope.square().mean((1, 2, 3), keepdim=True).sqrt()
+        direction = PUSH_MOMENTUM * direction + (1 - PUSH_MOMENTUM) * slope / (size + TINY)
+        unsure = 1 - torch.softmax(logits.detach(), 1).gather(1, y[:, None]).view(-1, 1, 1, 1)
+        length = rate * (1 - step / (2 * steps)) * (MIN_PUSH + (1 - MIN_PUSH) * unsure)
+        x = (x - length * direction).clamp(0, 1).detach()
+    return x
+
+
+SCALES = (14, 7, 4, 2)  # pixels between two knots of a texture
+BLENDED = 0.25  # the largest share of a second drawing in an image before it is pushed
+FAINT = 0.3  # the strongest texture on an image before it is pushed
+CLEAN = 0.4  # of the released images: without a texture
+STEEP = 12.0  # of the edge of a silhouette: how fast it falls off along the drawing's brightness
+Score = Callable[[Tensor], Tensor]  # images (b, c, h, w) -> logits (b, C)
+Fit = Callable[[Tensor, Tensor], Tensor]  # images (b, c, h, w) and their classes (b,) -> images
+
+
+@dataclass(frozen=True)
+class GuidanceSettings:
+    """images: how many are released; drawn: how many they are mixed from, each pushed by itself in ``steps`` steps
+    of ``rate`` (``push_images``) to where the head gives it its class; fitted: further ones, which are fitted to what was
+    released by ``fitting`` first, and are mixed both as they then are and pushed; mixing: at most this share of a second image;
+    moves: the largest shift, shear and change of scale, as a share of the image; temperature: the head's
+    logits are multiplied by it before they become labels; texture: of noise of several scales that is
+    laid over most images, so that the head labels what no class looks like as well.
+    """
+
+    images: int = 4000
+    drawn: int = 400
+    fitted: int = 0
+    fitting: FittingSettings = field(default_factory=lambda: FittingSettings(steps=60, lr=0.06, smoothness=1e-7))
+    steps: int = 12
+    rate: float = 0.06
+    mixing: float = 0.5
+    moves: float = 0.08
+    temperature: float = 0.75
+    texture: float = 0.6
+
+    def __post_init__(self) -> None:
+        check_counts(self, "images", "drawn", under="guiding.")
+        check_counts(self, "fitted", "steps", least=0, under="guiding.")
+        check_positive(self, "temperature", under="guiding.")
+        for name in ("rate", "mixing", "moves", "texture"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"guiding.{name}={getattr(self, name)!r}: a share in [0, 1] is needed")
+
+
+def build_guided_set(
+    model: ClassModel,
+    looks: CoarsePixels,
+    score: Score,
+    shape: tuple[int, int, int],
+    guiding: GuidanceSettings,
+    keys: Keys,
+    fit: Fit | None = None,
+) -> tuple[Tensor, Tensor]:
+    """(images (m, c, h, w) in [0, 1], the head's soft labels (m, C)), of as many drawings of each class.
+
+    fit: what fits images to the released gradients; None: no images are fitted.
+    """
+
+    def scale_logits(x: Tensor) -> Tensor:
+        return guiding.temperature * score(x)
+
+    def draw_start_images(count: int, keys: Keys) -> tuple[Tensor, Tensor]:
+        y = torch.arange(count) % len(model.means)
+        drawn = looks.to_images(model.draw_records(y, keys.fold("draw").torch()), shape)
+        return vary_drawings(drawn, guiding, keys.fold("start")), y
+
+    start, y = draw_start_images(guiding.drawn, keys)
+    pool = push_images(start, y, scale_logits, guiding.steps, guiding.rate, keys.fold("push"))
+    if fit and guiding.fitted:
+        start, y = draw_start_images(guiding.fitted, keys.fold("fit"))
+        known = fit(start, y)
+        pushed = push_images(known, y, scale_logits, guiding.steps, guiding.rate, keys.fold("push fit"))
+        pool = torch.cat([pool, known, pushed])
+    x = mix_and_move(pool, guiding.images, guiding.mixing, guiding.moves, keys.fold("vary").torch())
+    clean = int(CLEAN * len(x))  # which are in no order
+    x = torch.cat([x[:clean], add_texture(x[clean:], guiding.texture, keys.fold("texture").torch())])
+    return x, torch.softmax(embed_images(scale_logits, x), 1)
+
+
+def vary_drawings(pool: Tensor, guiding: GuidanceSettings, keys: Keys) -> Tensor:
+    """Vary the pool's images (n, c, h, w): each is blended with a little of another and moved about; about
+    half of them under a faint texture, and of the others the bright part alone, with an edge and a texture of its own."""
+    x = mix_and_move(pool, None, BLENDED, guiding.moves, keys.fold("vary").torch())
+    rough = add_texture(x, FAINT, keys.fold("faint").torch())
+    which = torch.rand(len(x), 1, 1, 1, generator=keys.fold("which").torch()).to(x)
+    return torch.where(which < 0.5, rough, draw_silhouettes(x, keys.fold("silhouette").torch()))
+
+
+def draw_silhouettes(images: Tensor, generator: torch.Generator) -> Tensor:
+    """Images (n, c, h, w) whose part above a random brightness stays, with a sharp edge and some texture inside."""
+    fill = add_texture(torch.full_like(images, 0.5), 2 * FAINT, generator)
+    edge, share = (torch.rand(len(images), 1, 1, 1, generator=generator).to(images) for _ in range(2))
+    inside = torch.sigmoid(STEEP * (images - 0.1 - 0.3 * edge))
+    share = 0.8 * share
+    return (inside * ((1 - share) * (0.5 * images + 0.4) + share * fill)).clamp(0, 1)
+
+
+def add_texture(images: Tensor, amount: float, generator: torch.Generator) -> Tensor:
+    """Images (m, c, h, w) under noise of one of several scales each, of standard deviation up to ``amount``."""
+    size, out = images.shape[-2:], images.clone()
+    scale = torch.randint(len(SCALES), (len(images),), generator=generator)
+    for at, parts in ((scale == k, parts) for k, parts in enumerate(SCALES)):
+        knots = [max(2, side // parts + 1) for side in size]
+        drawn = torch.randn(int(at.sum()), images.shape[1], *knots, generator=generator)
+        much = amount * torch.rand(len(drawn), 1, 1, 1, generator=generator)
+        out[at] += (much * F.interpolate(drawn, size=size, mode="bicubic", align_corners=False)).to(out)
+    return out.clamp(0, 1)
+
+
+def mix_and_move(pool: Tensor, count: int | None, mixing: float, moves: float, generator: torch.Generator) -> Tensor:
+    """``count`` images (m, c, h, w) of a pool (n, c, h, w), mixed with up to ``mixing`` of another, moved and dimmed.
+
+    Which ones is random; None: each one once, in its place.
+    """
+    m = len(pool) if count is None else count
+
+    def draw_uniform(*size: int) -> Tensor:
+        return torch.rand(*size, generator=generator).to(pool)
+
+    first, second = (torch.randint(len(pool), (m,), generator=generator) for _ in range(2))
+    part = mixing * draw_uniform(m, 1, 1, 1)
+    x = (1 - part) * (pool if count is None else pool[first]) + part * pool[second]
+    where = torch.eye(2, 3).repeat(m, 1, 1).to(pool) + moves * (2 * draw_uniform(m, 2, 3) - 1)
+    x = F.grid_sample(x, F.affine_grid(where, list(x.shape), align_corners=False), align_corners=False)
+    return (x * (1 + 2 * moves * (2 * draw_uniform(m, 1, 1, 1) - 1))).clamp(0, 1)

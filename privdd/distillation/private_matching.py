@@ -25,6 +25,7 @@ from privdd.distillation.distribution_matching import (
     MatchingSettings,
     MatchingStreams,
     Networks,
+    compose_maps,
     descend_images,
     embed_images,
     iterate_networks,
@@ -37,15 +38,11 @@ from privdd.privacy.batch_invariance import compute_rows
 from privdd.privacy.mechanism import Mechanism
 from privdd.privacy.mechanisms import ClippedSum
 
-# Noisy clipped mean embeddings: a few noised queries of the records, then any number of matching steps.
-#
 # Under add/remove one record changes one row (its class) of one release per map, by a vector of norm at
 # most the clip norm: K full-batch maps over R rounds are sqrt(K R) / z-GDP, and everything computed from
 # the targets afterwards is post-processing. This needs maps that are public (drawn from public coins or
 # from earlier protected outputs), that treat each record alone (no batch norm in training mode), and a
 # release for every class of a public list, present or not.
-
-
 QUERY = "embedding"
 
 
@@ -73,7 +70,7 @@ def release_embeddings(
         raise ValueError(f"centres: one for each of {len(maps)} maps is needed, got {len(centres)}")
     targets = []
     for at, embed in enumerate(maps):
-        batch = _draw_sample(records, ctx)
+        batch = records.take(ctx.sample(QUERY, len(records)).to(records.y.device))
         rows = record_embeddings(embed, batch.x, chunk)
         centre = torch.zeros(rows.shape[1:]) if centres is None else centres[at].detach()
         centre = centre.to(rows).expand(len(class_list), rows.shape[1])
@@ -103,12 +100,6 @@ def estimation_weights(counts: Tensor, mechanism: ClippedSum, width: int, reads:
     return mechanism.normaliser * expected / (expected.square() + drowned)
 
 
-def _draw_sample(records: Records, ctx: ClientContext) -> Records:
-    """This map's Poisson sample; all records at probability 1, without a copy."""
-    taken = ctx.sample(QUERY, len(records))
-    return records if bool(taken.all()) else records.take(taken.to(records.y.device))
-
-
 def release_class_counts(records: Records, class_list: Sequence[int], ctx: ClientContext) -> Tensor:
     """Noised number of records of each class, (C,) at least 0, through ``ctx.mechanism("class_counts")``.
 
@@ -122,14 +113,7 @@ def release_class_counts(records: Records, class_list: Sequence[int], ctx: Clien
     return ctx.mechanism("class_counts", {"count": same.float()})["count"].clamp_min(0) / q
 
 
-Pull = Callable[[Tensor], tuple[Tensor, ...]]
 GRADIENT_QUERY = "synthetic_gradient"
-
-
-def pull_back(images: Tensor, embed: Embed) -> tuple[Tensor, Pull]:
-    """Mean embedding (p,) of the synthetic images of one class, and v -> J^T v (the images' shape)."""
-    mean, pull = vjp(lambda s: embed(s).mean(0), images.detach())  # type: ignore[misc]
-    return mean.detach(), pull
 
 
 def record_image_gradients(images: Tensor, embed: Embed, x: Tensor, *, chunk: int | None = None) -> Tensor:
@@ -140,8 +124,8 @@ def record_image_gradients(images: Tensor, embed: Embed, x: Tensor, *, chunk: in
     matching loss.
     """
     chunk = chunk or (1 if images.device.type == "cpu" else 32)
-    mean, pull = pull_back(images, embed)
-    residuals = -2 * (record_embeddings(embed, x) - mean)
+    mean, pull = vjp(lambda s: embed(s).mean(0), images.detach())  # type: ignore[misc]  # v -> J^T v
+    residuals = -2 * (record_embeddings(embed, x) - mean.detach())
     if chunk == 1:
         parts = [pull(row)[0].detach().unsqueeze(0) for row in residuals]
         return torch.cat(parts) if parts else images.new_zeros(0, *images.shape)
@@ -217,11 +201,6 @@ def _draw_fixed_batch(x: Tensor, batch: int | None, label: int, ctx: ClientConte
     return x[order[:batch].to(x.device)]
 
 
-# Two queries of ``privdd.privacy`` serve it. "embedding": a few noisy mean embeddings, then any number
-# of matching steps on them. "synthetic_gradient": every step's gradient is noised (clipped by record,
-# or by batch as the papers print it). Either way every class of a public list is synthesised.
-
-
 QUERIES = ("embedding", "synthetic_gradient")
 
 
@@ -285,13 +264,9 @@ def draw_public_maps(
     real, synthetic = [], []
     for k, embed in enumerate(iterate_networks(networks, count)):
         transform = draw_transform(settings.augment, shape, streams.augment.fold(k).torch())
-        real.append(_compose_maps(transform if real_map is None else _compose_maps(transform, real_map), embed))
-        synthetic.append(_compose_maps(transform, embed) if settings.augment_synthetic else embed)
+        real.append(compose_maps(transform if real_map is None else compose_maps(transform, real_map), embed))
+        synthetic.append(compose_maps(transform, embed) if settings.augment_synthetic else embed)
     return PublicMaps(real, synthetic)
-
-
-def _compose_maps(inner: Callable[[Tensor], Tensor], outer: Embed) -> Embed:
-    return lambda x: outer(inner(x))
 
 
 def mean_embeddings(images: Tensor, embed: Embed, chunk: int = CHUNK) -> Tensor:
@@ -351,16 +326,16 @@ def match_noised_gradients(
     velocity, cells = torch.zeros_like(images), images_by_class(records, ctx.problem.class_list)
     for t, network in zip(timed_steps(range(settings.iterations)), iterate_networks(networks, settings.iterations)):
         transform = draw_transform(settings.augment, shape, streams.augment.fold(t).torch())  # type: ignore[arg-type]
-        embed = _compose_maps(transform, network)
+        embed = compose_maps(transform, network)
         gradient = release_gradients(images, embed, cells, ctx.problem.class_list, ctx, batch=settings.batch)
         images, velocity = descend_images(images, velocity, gradient, settings)
     return images
 
 
-def count_queries(mechanisms: object, maps: int, iterations: int) -> dict[str, int]:
+def count_queries(mechanisms: Mapping[str, Mechanism], maps: int, iterations: int) -> dict[str, int]:
     """How often each query is asked for one class in one run of ``maps`` maps and ``iterations`` steps."""
     counts = {"embedding": maps, "synthetic_gradient": iterations, "class_counts": 1}
-    return {name: count for name, count in counts.items() if name in mechanisms}  # type: ignore[operator]
+    return {name: count for name, count in counts.items() if name in mechanisms}
 
 
 @dataclass(frozen=True)
@@ -386,8 +361,7 @@ def step_maps(
 
     def map_at_step(step: int) -> Embed:
         transform = draw_transform(settings.augment, shape, streams.augment.fold(step).torch())
-        network = networks(step)
-        return lambda x: network(transform(x))
+        return compose_maps(transform, networks(step))
 
     return map_at_step
 

@@ -14,12 +14,22 @@ from functools import partial
 from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from attacks.validation import check_counts
 from privdd.core.rng import Keys
-from privdd.core.types import Shard, State, Tensors
-from privdd.distillation.class_cells import ClassCells, single_client_cells
+from privdd.core.types import Records, Shard, State, Tensors
+from privdd.distillation.class_cells import (
+    ClassCells,
+    carry_over_images,
+    check_init,
+    draw_initial_images,
+    draw_noise_images,
+    images_to_memory,
+    single_client_cells,
+    start_streams,
+)
 from privdd.distillation.distribution_matching import (
     MatchingSettings,
     MatchingStreams,
@@ -28,20 +38,13 @@ from privdd.distillation.distribution_matching import (
     fresh_networks,
     match_distributions,
 )
-from privdd.distillation.initial_images import (
-    carry_over_images,
-    check_init,
-    draw_initial_images,
-    draw_noise_images,
-    images_to_memory,
-    start_streams,
-)
 from privdd.distillation.private_matching import draw_public_maps, match_embeddings
 from privdd.federated.channel import ClientContext
 from privdd.models import ModelSpec, initial
 from privdd.models.build import build_skeleton
-from privdd.training.contrastive import as_records
+from privdd.training.sgd import Loss
 
+MatchingStage = tuple[MatchingSettings, Networks, MatchingStreams, int]  # the number: of noised reads
 IMAGES_PREFIX = "images/"  # where a client's memory keeps them: images/x (M, ipc, c, h, w) and images/label (M,)
 
 
@@ -95,10 +98,6 @@ def replace_by_images(
     return distiller.replace_records(images, shard), images
 
 
-# Huang et al. 2024 (FedLGD), section 3.3.1 and equation 1; the first distillation is plain distribution
-# matching in new random networks, each refinement matches in the current global feature extractor.
-
-
 @dataclass(frozen=True, kw_only=True)
 class VirtualImages(Distiller):
     """How a client's virtual images are distilled, by distribution matching.
@@ -137,35 +136,25 @@ def matching_stages(
     *,
     first: bool,
     refine: bool,
-) -> list[tuple[MatchingSettings, Networks, MatchingStreams, int]]:
-    """The matching runs of this round: settings, networks, streams and number of noised queries of each."""
+) -> list[MatchingStage]:
+    """The matching runs of this round."""
     model = build_skeleton(spec, shard.shape, shard.classes)
     out = []
     if first:
         law, device = partial(initial, spec, shard.shape, shard.classes), shard.train.x.device
         networks = fresh_networks(model, law, ctx.public("warmup", "networks"), device=device)
-        out.append((virtual.warmup, networks, _stage_streams(ctx, "warmup"), virtual.warmup_reads))
+        out.append((virtual.warmup, networks, MatchingStreams.of_round(ctx, "warmup"), virtual.warmup_reads))
     if refine:
-        out.append(
-            (
-                virtual.refine,
-                fixed_network(model, broadcast["model"]),
-                _stage_streams(ctx, "refine"),
-                virtual.refine_reads,
-            )
-        )
+        networks = fixed_network(model, broadcast["model"])
+        out.append((virtual.refine, networks, MatchingStreams.of_round(ctx, "refine"), virtual.refine_reads))
     return out
-
-
-def _stage_streams(ctx: ClientContext, part: str) -> MatchingStreams:
-    return MatchingStreams(ctx.keys.fold(part, "batch"), ctx.public(part, "augment"))
 
 
 def distil_cells(
     virtual: VirtualImages,
     cells: ClassCells,
     memory: Mapping[str, Tensor],
-    steps: list[tuple[MatchingSettings, Networks, MatchingStreams, int]],
+    steps: list[MatchingStage],
     shard: Shard,
     ctx: ClientContext,
     own: Sequence[Keys] | None = None,
@@ -184,7 +173,7 @@ def distil_cells(
 def distil_protected(
     virtual: VirtualImages,
     memory: Mapping[str, Tensor],
-    steps: list[tuple[MatchingSettings, Networks, MatchingStreams, int]],
+    steps: list[MatchingStage],
     shard: Shard,
     ctx: ClientContext,
 ) -> tuple[Tensor, Tensor]:
@@ -201,3 +190,58 @@ def distil_protected(
         views = draw_public_maps(networks, reads, shard.shape, settings, streams)
         images = match_embeddings(images, views, shard.train, settings, ctx)
     return images, labels
+
+
+def as_records(x: Tensor, y: Tensor) -> Records:
+    """Images (m, c, h, w) and labels (m,) as records with ids of their own."""
+    return Records(x, y, torch.arange(len(y), device=y.device))
+
+
+def tied_loss(shared: Records, weight: float, temperature: float, regulariser: str) -> Loss:
+    """Equation 2: cross-entropy of a batch + weight * supervised contrast of batch and all of ``shared``; or, with
+    regulariser "mmd" (figure 3a), + weight * MMD between the two."""
+
+    def batch_loss(net: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        features, anchors = net.features(x), net.features(shared.x)  # type: ignore[operator]
+        if regulariser == "contrastive":
+            tie = supervised_contrastive(torch.cat([features, anchors]), torch.cat([y, shared.y]), temperature)
+        else:
+            tie = class_mmd(features, y, anchors, shared.y)
+        return F.cross_entropy(net.head(features), y) + weight * tie  # type: ignore[operator]
+
+    return batch_loss
+
+
+def class_mmd(a: Tensor, a_labels: Tensor, b: Tensor, b_labels: Tensor) -> Tensor:
+    """Mean over common classes of the squared MMD (Gretton et al. 2012, biased, at most 2) with a Gaussian kernel as wide as
+    the mean distance, as the released code bounds it; features (n, d) -> scalar; 0 with none."""
+    common = [c for c in a_labels.unique().tolist() if bool((b_labels == c).any())]
+    gaps = [gaussian_mmd(a[a_labels == c], b[b_labels == c]) for c in common]
+    return torch.stack(gaps).mean() if gaps else a.sum() * 0
+
+
+def gaussian_mmd(a: Tensor, b: Tensor) -> Tensor:
+    """Squared MMD of two samples (n, d), (m, d), in [0, 2]."""
+    rows = torch.cat([a, b])
+    distances = (rows[:, None] - rows[None, :]).square().sum(2)
+    kernel = torch.exp(-distances / distances.detach().mean().clamp_min(1e-12))
+    n = len(a)
+    return kernel[:n, :n].mean() + kernel[n:, n:].mean() - 2 * kernel[:n, n:].mean()
+
+
+def supervised_contrastive(features: Tensor, labels: Tensor, temperature: float = 0.07) -> Tensor:
+    """Khosla et al. 2020, equation 2, mean over anchors; features (b, d), labels (b,) -> scalar.
+
+    Features are normalised to length 1. An anchor without another example of its class counts
+    nothing; with no such pair at all the loss is 0.
+    """
+    z = F.normalize(features, dim=1)
+    logits = z @ z.T / temperature
+    itself = torch.eye(len(z), dtype=torch.bool, device=z.device)
+    log_p = logits - torch.logsumexp(logits.masked_fill(itself, -torch.inf), 1, keepdim=True)
+    positive = (labels[:, None] == labels[None, :]) & ~itself
+    pairs = positive.sum(1)
+    anchors = pairs > 0
+    if not bool(anchors.any()):
+        return features.sum() * 0
+    return -((log_p * positive).sum(1)[anchors] / pairs[anchors]).mean()

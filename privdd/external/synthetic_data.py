@@ -23,14 +23,13 @@ from privdd.auditing.attack_tasks import error_budget
 from privdd.core.rng import Keys
 from privdd.core.types import Records
 from privdd.core.validation import BadConfig, check_integer, check_number
-from privdd.distillation.class_cells import labelled_images, single_client_cells
+from privdd.distillation.class_cells import draw_initial_images, labelled_images, single_client_cells
 from privdd.distillation.distribution_matching import (
     MatchingSettings,
     MatchingStreams,
     fresh_networks,
     match_distributions,
 )
-from privdd.distillation.initial_images import draw_initial_images
 from privdd.external.membership_game import (
     CoinGame,
     JudgedAttack,

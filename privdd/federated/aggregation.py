@@ -1,13 +1,30 @@
-"""Averages of what clients sent, whatever order it arrived in."""
+"""Averages and sums of what clients sent, and who sees it: every upload (local), or sums alone (secure aggregation).
+
+Secure aggregation is the ideal functionality: the server is handed the sum over the clients that stay, if they are
+enough, and nothing else. The protocol (Bonawitz et al. 2017) is not run; ``tests/system/test_flower_secagg.py`` runs Flower's
+over the same uploads. Clients deal the noise among themselves (``privdd.privacy.mechanisms.noise_share``): each adds a share
+that reaches the target over ``least - colluding`` clients, so that the sum has it however many drop out or tell the server
+their shares. The ledger states what the sum costs.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
 
+import dp_accounting as dpa
 import torch
 from torch import Tensor
 
-from privdd.core.types import Received, State
+from attacks.types import Surface
+from privdd.core.group_settings import check_trust
+from privdd.core.rng import Keys
+from privdd.core.types import Received, State, Tensors
+from privdd.core.validation import BadConfig
+from privdd.federated.channel import digest_tensors, tensor_shapes
+from privdd.privacy.mechanism import LedgerRow, Mechanism
+from privdd.privacy.mechanisms.noise_share import noise_share_of
 
 
 def sort_by_client(inbox: Sequence[Received]) -> list[Received]:
@@ -40,3 +57,109 @@ def average(inbox: Sequence[Received], name: str, weights: Tensor | None = None)
     return {
         key: sum((w * c.values[name][key].double() for w, c in zip(weights, clients)), torch.zeros(())) for key in first
     }
+
+
+SUM_CLIENT = -2  # in the place of a client's number: the sum over a round's clients
+ANALYST_ONLY = ("analyst",)  # who holds a single upload that is added up before the server sees it
+TrustModel = Literal["local", "secagg", "shuffle"]
+
+
+@dataclass(frozen=True)
+class Trust:
+    """name: what the server sees; least: fewest clients whose sum it learns, None = as many as a round asks;
+    dropout: chance that a client drops out of a round, in [0, 1); colluding: clients that may give their noise away."""
+
+    name: TrustModel = "local"
+    least: int | None = None
+    dropout: float = 0.0
+    colluding: int = 0
+
+    def __post_init__(self) -> None:
+        check_trust(self)
+        for name in ("least", "colluding"):  # 12.0 is 12
+            if (value := getattr(self, name)) is not None:
+                object.__setattr__(self, name, int(value))
+
+    @property
+    def is_summed(self) -> bool:
+        """Whether the server sees nothing but sums."""
+        return self.name == "secagg"
+
+    def min_clients(self, asked: int) -> int:
+        """The fewest clients whose sum is revealed, of a round that asks so many. Raises BadConfig if it cannot be."""
+        if self.least is None and self.dropout:
+            raise BadConfig(
+                f"trust.dropout={self.dropout:g}: set trust.least, the fewest clients whose sum is revealed"
+            )
+        fewest = asked if self.least is None else int(self.least)
+        if not 2 <= fewest <= asked:
+            raise BadConfig(f"trust.least={fewest}: a round asks {asked} client(s); a number from 2 to that is needed")
+        return fewest
+
+    def noise_shares(self, asked: int) -> int:
+        """Over how many clients the noise is dealt. Raises BadConfig where nobody is left to add any."""
+        parts = self.min_clients(asked) - self.colluding
+        if parts < 1:
+            raise BadConfig(
+                f"trust.colluding={self.colluding}: fewer than trust.least={self.min_clients(asked)} is needed"
+            )
+        return parts
+
+    def remaining_clients(self, asked: Sequence[int], keys: Keys) -> list[int]:
+        """The clients that remain in a round after public coins; none if they are too few for a sum."""
+        if not self.is_summed or not self.dropout:
+            return list(asked)
+        coins = torch.rand(len(asked), generator=keys.fold("dropouts").torch(), dtype=torch.float64)
+        left = [client for client, coin in zip(asked, coins.tolist()) if coin >= self.dropout]
+        return left if len(left) >= self.min_clients(len(asked)) else []
+
+    def split_mechanisms(self, mechanisms: Mapping[str, Mechanism], asked: int) -> dict[str, Mechanism]:
+        """The mechanisms as each client applies them. Raises BadConfig for one whose noise cannot be dealt."""
+        if not self.is_summed:
+            return dict(mechanisms)
+        parts = self.noise_shares(asked)
+        try:
+            return {name: noise_share_of(mechanism, parts) for name, mechanism in mechanisms.items()}
+        except ValueError as why:
+            raise BadConfig(f"trust={self.name}: {why}") from None
+
+
+LOCAL = Trust()
+
+
+def sum_uploads(inbox: Sequence[Received], kind: Literal["sum", "mean"]) -> Received:
+    """The server's input from a round: the sum of all uploads, or their mean (their number is public); float32."""
+    clients, over = sort_by_client(inbox), len(inbox) if kind == "mean" else 1
+
+    def add_up(sent: Sequence[Tensors]) -> Tensors:
+        return {key: (torch.stack([value[key].double() for value in sent]).sum(0) / over).float() for key in sent[0]}
+
+    values = {name: add_up([received.values[name] for received in clients]) for name in inbox[0].values}
+    return Received(SUM_CLIENT, inbox[0].round, values)
+
+
+def hide_from_server(rows: Sequence[LedgerRow]) -> list[LedgerRow]:
+    """The rows of a client whose upload is added up: the ledger keeps them, and nobody holds what they tell of."""
+    return [replace(row, visible_to=ANALYST_ONLY) for row in rows]
+
+
+def sum_ledger_rows(
+    total: Received, uploads: Mapping[str, Surface], visible_to: Mapping[str, tuple[str, ...]],
+    ids: Mapping[str, Sequence[int]],
+) -> list[LedgerRow]:  # fmt: skip
+    """The ledger rows of what the server is handed; ids: name -> rows of the single uploads that were added."""
+    return [
+        LedgerRow(
+            round=total.round,
+            client=SUM_CLIENT,
+            name=name,
+            surface=str(uploads[name]),
+            visible_to=visible_to.get(name, ("server",)),
+            shape=tensor_shapes(value),
+            digest=digest_tensors(value),
+            event=dpa.NoOpDpEvent(),
+            why=f"the sum of {len(ids[name])} clients' uploads: the server sees no single one",
+            post_of=tuple(ids[name]),
+        )
+        for name, value in total.values.items()
+    ]

@@ -49,7 +49,6 @@ def digest_tensors(value: Tensors) -> str:
 
 
 def device_of(value: Tensors) -> torch.device:
-    """The device of the tensors."""
     return next((part.device for part in parts_of(value).values()), torch.device("cpu"))
 
 
@@ -192,8 +191,7 @@ class ClientContext:
 
     def _merge_into_last_row(self, row: LedgerRow) -> bool:
         """Fold a repeated application into the last row of the same query (count grows)."""
-        for at in range(len(self.rows) - 1, -1, -1):
-            last = self.rows[at]
+        for at, last in reversed(list(enumerate(self.rows))):
             if (last.name, last.partition, last.event, last.flags) == (row.name, row.partition, row.event, row.flags):
                 self.rows[at] = replace(last, count=last.count + 1, digest=row.digest)
                 return True
@@ -245,8 +243,7 @@ class Channel:
 
         Rows of mechanisms spent inside local work come first; ``post_of`` counts from the first row.
         """
-        rows = list(ctx.rows)
-        values: dict[str, Tensors] = {}
+        rows, values = list(ctx.rows), dict[str, Tensors]()
         inner = tuple(range(len(rows)))
         for name, artifact in upload.items():
             if name not in self.uploads:

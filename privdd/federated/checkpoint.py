@@ -25,7 +25,7 @@ def save_checkpoint(folder: RunFolder, progress: Progress) -> None:
     """Write a new numbered state, then point ``checkpoint.json`` at it, then drop what it does not name."""
     name = f"round_{progress.round:04d}"
     place = folder.path / "state" / name
-    before = _stored_digests(folder)
+    before = read_json(folder.checkpoint_file)["digests"] if folder.checkpoint_file.exists() else {}
     write_tensors(place / "server.safetensors", progress.server)
     memories: dict[str, Tensor] = {}
     for client, memory in progress.memories.items():
@@ -34,7 +34,7 @@ def save_checkpoint(folder: RunFolder, progress: Progress) -> None:
     write_ledger(place / "ledger.json", progress.ledger)
     for snapshot in progress.snapshots.values():
         _save_snapshot(folder, snapshot)
-    files = [place / part for part in STATE_FILES] + [_snapshot_file(folder, t) for t in progress.snapshots]
+    files = _state_files(folder, name, progress.snapshots)
     # a snapshot never changes once it is written, so its digest is reused
     digests = {str(f.relative_to(place.parent)): before.get(f.name) or _file_digest(f) for f in files}
     write_json(folder.checkpoint_file, {**_checkpoint_head(name, progress), "digests": digests}, compact=True)
@@ -51,14 +51,13 @@ def _file_digest(file: Path) -> str:
         return hashlib.file_digest(data, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
 
 
-def _stored_digests(folder: RunFolder) -> dict[str, str]:
-    """File below ``state`` -> digest, as the last checkpoint wrote them."""
-    return dict(read_json(folder.checkpoint_file)["digests"]) if folder.checkpoint_file.exists() else {}
+def _state_files(folder: RunFolder, state: str, rounds: Collection[int]) -> list[Path]:
+    place = folder.path / "state" / state
+    return [place / part for part in STATE_FILES] + [_snapshot_file(folder, t) for t in rounds]
 
 
-def _verify_files(folder: RunFolder, digests: Mapping[str, str], state: str, rounds: Collection[int]) -> None:
+def _verify_files(folder: RunFolder, digests: Mapping[str, str], files: Iterable[Path]) -> None:
     """Raises DamagedRun for a file that is missing or is not what was written."""
-    files = [folder.path / "state" / state / part for part in STATE_FILES] + [_snapshot_file(folder, t) for t in rounds]
     for file in files:
         if not file.is_file():
             raise DamagedRun(f"{file}: no such file")
@@ -84,8 +83,8 @@ def _checkpoint_head(name: str, progress: Progress) -> dict[str, Any]:
         "round": progress.round,
         "accuracy": list(progress.accuracy),
         "diverged": progress.diverged,
-        "uploaded": _text_keys(progress.uploaded),
-        "downloaded": _text_keys(progress.downloaded),
+        "uploaded": [{str(k): size for k, size in counts.items()} for counts in progress.uploaded],
+        "downloaded": [{str(k): size for k, size in counts.items()} for counts in progress.downloaded],
         "sent": dict(progress.sent),
         "sent_ids": list(progress.sent_ids),
         "inbox_ids": list(progress.inbox_ids),
@@ -93,20 +92,12 @@ def _checkpoint_head(name: str, progress: Progress) -> dict[str, Any]:
     }
 
 
-def _text_keys(rounds: Iterable[Mapping[int, int]]) -> list[dict[str, int]]:
-    return [{str(client): size for client, size in counts.items()} for counts in rounds]
-
-
 def _save_snapshot(folder: RunFolder, snapshot: Snapshot) -> None:
     place = _snapshot_file(folder, snapshot.round)
     if place.exists():  # by an earlier checkpoint of this run: ``load_checkpoint`` drops any other
         return
-    parts = {
-        "broadcast": flatten_values(snapshot.broadcast),
-        "memory": snapshot.memory,
-        "sent": flatten_values(snapshot.sent),
-    }
-    write_tensors(place, flatten_values(parts))
+    broadcast, sent = flatten_values(snapshot.broadcast), flatten_values(snapshot.sent)
+    write_tensors(place, flatten_values({"broadcast": broadcast, "memory": snapshot.memory, "sent": sent}))
 
 
 def _snapshot_file(folder: RunFolder, round: int) -> Path:
@@ -124,7 +115,8 @@ def load_checkpoint(folder: RunFolder, plan: Plan) -> Progress | None:
     _check_streams(folder, plan, head)
     try:
         place = folder.path / "state" / safe_name(str(head["state"]))
-        _verify_files(folder, head["digests"], place.name, [int(t) for t in head["snapshots"]])
+        rounds = [int(t) for t in head["snapshots"]]
+        _verify_files(folder, head["digests"], _state_files(folder, place.name, rounds))
         memories = read_tensors(place / "memories.safetensors")
         progress = Progress(
             round=int(head["round"]),
@@ -138,7 +130,7 @@ def load_checkpoint(folder: RunFolder, plan: Plan) -> Progress | None:
             sent={str(k): str(v) for k, v in head["sent"].items()},
             sent_ids=tuple(int(i) for i in head["sent_ids"]),
             inbox_ids=tuple(int(i) for i in head["inbox_ids"]),
-            snapshots={int(t): _load_snapshot(folder, plan, int(t)) for t in head["snapshots"]},
+            snapshots={t: _load_snapshot(folder, plan, t) for t in rounds},
         )
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         if isinstance(error, DamagedRun):
@@ -150,11 +142,8 @@ def load_checkpoint(folder: RunFolder, plan: Plan) -> Progress | None:
 
 def _check_streams(folder: RunFolder, plan: Plan, head: Mapping[str, Any]) -> None:
     """Raises DamagedRun where rounds are missing that an earlier version began to add noise to."""
-    if (
-        plan.mechanisms
-        and head.get("streams", 1) != NOISE_STREAM_VERSION
-        and len(head.get("accuracy", ())) < plan.method.rounds
-    ):
+    unfinished = len(head.get("accuracy", ())) < plan.method.rounds
+    if plan.mechanisms and unfinished and head.get("streams", 1) != NOISE_STREAM_VERSION:
         raise DamagedRun(
             f"{folder.path}: stopped by a version of privdd that drew its noise otherwise; start it again in another folder"
         )

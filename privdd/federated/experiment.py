@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from attacks.types import Surface
 from privdd.core.group_settings import check_capture
-from privdd.core.types import Received, Records, Shard, pack
+from privdd.core.types import Received, Records, Shard, flatten_values
 from privdd.core.validation import BadConfig
 from privdd.data.dataset import Dataset
+from privdd.federated.aggregation import SUM_CLIENT
 from privdd.federated.channel import count_bytes
-from privdd.federated.secure_aggregation import SUM_CLIENT
 from privdd.federated.settings import AuditSettings, PrivacySettings, RunSettings
 from privdd.federated.simulation import Plan
 from privdd.privacy.ledger import Ledger
@@ -25,7 +25,8 @@ MAX_CAPTURED_BYTES = 2e9  # bytes of all clients' uploads in a run, above which 
 class CaptureSettings:
     """Which sent artifacts are kept: each of surfaces, rounds, clients is "all" or a selection.
 
-    clients "auto": those of all clients, unless uploads of that size from all of them in all rounds take more than ROOM;
+    clients "auto": those of all clients, unless uploads of that size from all of them in all rounds take more than
+    ``MAX_CAPTURED_BYTES``;
     then the audited client's alone, which is what attacks read.
     """
 
@@ -52,26 +53,18 @@ class CaptureSettings:
         rounds = {"all": True, "first_last": round in (0, plan.method.rounds - 1)}
         in_round = rounds[self.rounds] if isinstance(self.rounds, str) else round in self.rounds
         victim = received.client in (plan.victim, SUM_CLIENT)
-        clients = {"all": True, "victim": victim, "auto": victim or size * _count_uploads(plan) <= MAX_CAPTURED_BYTES}
+        whole = size * plan.method.rounds * len(plan.asked_clients(0))  # where no client drops out
+        clients = {"all": True, "victim": victim, "auto": victim or whole <= MAX_CAPTURED_BYTES}
         of_client = clients[self.clients] if isinstance(self.clients, str) else received.client in self.clients
         return in_round and of_client
 
     def write_uploads(self, folder: RunFolder, plan: Plan, inbox: Sequence[Received]) -> None:
         for received in inbox:
-            if self.is_kept(plan, received.round, received, count_bytes(received.values)):
-                chosen = {
-                    key: t
-                    for name, value in received.values.items()
-                    if self.surfaces == "all" or plan.method.uploads[name] in self.surfaces
-                    for key, t in pack(name, value).items()
-                }
-                if chosen:
-                    write_tensors(folder.artifact_file(received.round, received.client), chosen)
-
-
-def _count_uploads(plan: Plan) -> int:
-    """How many uploads a run has, where no client drops out."""
-    return plan.method.rounds * len(plan.asked_clients(0))
+            if not self.is_kept(plan, received.round, received, count_bytes(received.values)):
+                continue
+            names = [n for n in received.values if self.surfaces == "all" or plan.method.uploads[n] in self.surfaces]
+            if chosen := flatten_values({name: received.values[name] for name in names}):
+                write_tensors(folder.artifact_file(received.round, received.client), chosen)
 
 
 @dataclass(frozen=True)

@@ -235,7 +235,7 @@ class Method(ABC):
     def adds_up(self, mechanisms: Mapping[str, Mechanism]) -> Literal["sum", "mean"] | None:
         """Either "sum" or "mean" if the server needs no more of the uploads, name by name and number by number; else None.
 
-        Then secure aggregation may stand between (``privdd.federated.secure_aggregation``). Where there are mechanisms, an upload
+        Then secure aggregation may stand between (``privdd.federated.aggregation``). Where there are mechanisms, an upload
         must moreover be a linear function of their outputs, for their noise is dealt among the clients.
         """
         return None

@@ -45,9 +45,7 @@ ROUND_RESIDUALS = 2**18  # of one client round, all releases together
 NEAR_BOUNDS = (0.0, 2.0**-10, 2.0**-7, 2.0**-4)  # residuals within these are counted, of all numbers
 FAR_BOUNDS = (2.5, 3.0, 3.5, 4.0, 4.5, 5.0)  # and those beyond these
 CORRELATED_RELEASES, CORRELATED_NUMBERS = 2, 2**18  # of a name in a round, and their first numbers
-RUN_RESIDUALS = (
-    2**24
-)  # of all other clients in a run; beyond it ``FIRST_RESIDUALS`` of each release, up to twice as many
+RUN_RESIDUALS = 2**24  # of all other clients in a run; beyond it the first of each release, up to twice as many
 
 
 def noise_law_of(event: dpa.DpEvent) -> Law | None:
@@ -83,10 +81,12 @@ def compute_residuals(mechanism: Mechanism, output: Output) -> dict[str, Tensor]
             raise ValueError(f"{name}: {tuple(released.shape)} released of {tuple(clean.shape)}")
         scale = _noise_scales(mechanism, output, clean, copies).reshape(copies, *(1,) * clean.ndim)
         gap = released.detach().double().reshape(copies, *clean.shape) - clean.detach().double()
-        gap = (gap if output.lattice is None else (gap / output.lattice).round_() * output.lattice) / scale.to(
-            gap.device
-        )
-        found[name] = gap.cpu() if law == "gaussian" else _normal_scores(gap.cpu())
+        gap = gap if output.lattice is None else (gap / output.lattice).round_() * output.lattice
+        gap = gap / scale.to(gap.device)
+        gap = gap.cpu()
+        if law == "laplace":  # to standard normal scores, by the distribution functions
+            gap = -torch.sign(gap) * torch.special.ndtri(0.5 * torch.exp(-gap.abs()))
+        found[name] = gap
     return found
 
 
@@ -99,11 +99,6 @@ def _noise_scales(mechanism: Mechanism, output: Output, clean: Tensor, copies: i
     if len(made) != copies or not bool((made > 0).all() and made.isfinite().all()):
         raise ValueError(f"it states noise of scale {[float(s) for s in scales]}")
     return made
-
-
-def _normal_scores(gap: Tensor) -> Tensor:
-    """Laplace(0, 1) values to standard normal ones, by their distribution functions."""
-    return -torch.sign(gap) * torch.special.ndtri(0.5 * torch.exp(-gap.abs()))
 
 
 def autocorrelation_peak(values: Tensor) -> tuple[int, float, int]:
@@ -135,6 +130,12 @@ def chosen_sizes(values: Tensor, share: float) -> Tensor:
     return found[(found > 0) & (bits <= share * 0xFFFFFFFF)]
 
 
+def _take_evenly(value: Tensor) -> Tensor:
+    """At least ``RESIDUALS_PER_RELEASE`` of the numbers, where there are as many, evenly spaced."""
+    flat = value.detach().cpu().flatten()
+    return flat[:: max(1, len(flat) // RESIDUALS_PER_RELEASE)]
+
+
 def residual_spacing(output: Output) -> float:
     """The largest distance of neighbouring values that a residual of this release can have, in noise scales.
 
@@ -143,12 +144,11 @@ def residual_spacing(output: Output) -> float:
     """
     std, step = float(output.noise_std), output.lattice or 0.0
     for value in output.value.values():
-        flat = value.detach().cpu().flatten()
-        if not len(flat):
+        if not value.numel():
             continue
-        kind = flat.dtype if flat.is_floating_point() else torch.float64
-        step = max(step, float(flat.abs().max()) * torch.finfo(kind).eps)
-        some = flat[:: max(1, len(flat) // RESIDUALS_PER_RELEASE)].double()
+        kind = value.dtype if value.is_floating_point() else torch.float64
+        step = max(step, float(value.abs().max()) * torch.finfo(kind).eps)
+        some = _take_evenly(value).double()
         gaps = some.unique().diff()  # sorted
         least = float(gaps.min()) if len(gaps) else 0.0
         if least / std * len(some) ** 2 > 100:  # of so many independent numbers two would be closer
@@ -225,7 +225,6 @@ class RoundLog:
         partition: str | None = None,
         given: Tensors | None = None,
     ) -> None:
-        """An output of ``mechanism``; given: the contributions that it was computed from, record by record."""
         if output is None or isinstance(output.event, dpa.NonPrivateDpEvent) or not all(output.flags.values()):
             return  # nothing is promised of it
         count = count_records(given) if given and mechanism.per_record else None
@@ -250,7 +249,11 @@ class RoundLog:
         noted.near, noted.far, noted.step = *count_magnitudes(every), residual_spacing(output)
         if self.audited and sum(r.name == name for r in self.releases) <= CORRELATED_RELEASES:
             noted.autocorrelation = autocorrelation_peak(every)
-        self._count_low_bits(noted, output)
+        for value in output.value.values():
+            if value.numel():
+                seen = examine_low_bits(_take_evenly(value), output.noise_std, output.lattice)
+                noted.low_bits_checked += seen.judged
+                noted.off_lattice += seen.off
         if self.audited:
             self._add_columns(name, gaps, rows=given is None and bool(output.flags.get("relation:zero_out")))
 
@@ -266,17 +269,6 @@ class RoundLog:
         some = torch.cat([head, rest[::step][: max(size - FIRST_RESIDUALS, 0)]]).float()
         self.residuals_kept += len(some)
         return some
-
-    def _count_low_bits(self, noted: ReleaseLog, output: Output) -> None:
-        for value in output.value.values():
-            if value.numel():
-                seen = examine_low_bits(self._stride_values(value), output.noise_std, output.lattice)
-                noted.low_bits_checked += seen.judged
-                noted.off_lattice += seen.off
-
-    def _stride_values(self, value: Tensor) -> Tensor:
-        flat = value.detach().cpu().flatten()
-        return flat[:: max(1, len(flat) // RESIDUALS_PER_RELEASE)]
 
     def _add_columns(self, name: str, gaps: Mapping[str, Tensor], *, rows: bool) -> None:
         """Add up squares number by number: over releases, or over the rows of one that has a row for each record."""

@@ -1,4 +1,4 @@
-"""The training loop: rounds, progress, accuracy, kept artifacts, checkpoints."""
+"""The training loop: rounds, progress, accuracy (on the test set or on each client's own), kept artifacts, checkpoints."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from privdd.core.types import Records, Shard, is_remote_memory
+import torch
+from torch import Tensor
+
+from privdd.core.device import to_device
+from privdd.core.types import Records, Shard, State, is_remote_memory
 from privdd.core.validation import BadConfig
 from privdd.federated import checkpoint
-from privdd.federated.evaluation import divergence_message, is_finite_state, measure_accuracy
 from privdd.federated.experiment import CaptureSettings
 from privdd.federated.noise_log import NoiseLog, ObservedRound
 from privdd.federated.simulation import Plan, Progress, publish_final_state, run_round, start_training
@@ -26,9 +29,60 @@ CHECKPOINT_EVERY = 5.0  # seconds; a run of short rounds must not spend its time
 CHECKPOINT_SHARE = 0.05  # at most this share of the time: the ledger of a long run takes long to write
 
 
+def predict_in_batches(predict: Callable[[Tensor], Tensor], x: Tensor, batch: int = 500) -> Tensor:
+    with torch.no_grad():
+        return torch.cat([predict(part) for part in x.split(batch)])
+
+
+def measure_accuracy(plan: Plan, progress: Progress, test: Records, shards: Sequence[Shard]) -> float:
+    """Global: on the test set; personal: mean over clients of their own test split, with their memory.
+
+    NaN where a model's output is not finite.
+    """
+    method, device = plan.method, plan.problem.device
+    progress = replace(progress, server=to_device(progress.server, device))
+
+    def predict_logits(memory: State | None, x: Tensor) -> Tensor:
+        held = to_device(memory, device)
+        return predict_in_batches(lambda part: method.predict(progress.server, held, part.to(device)), x).cpu()
+
+    if method.audit_hooks.accuracy_kind == "global":
+        return accuracy_of_logits(predict_logits(None, test.x), test.y)
+    values = []
+    for k, shard in enumerate(shards):
+        memory = progress.memories.get(k)
+        if memory and len(shard.test):
+            values.append(accuracy_of_logits(predict_logits(memory, shard.test.x), shard.test.y))
+    return sum(values) / len(values) if values else 0.0
+
+
+def is_finite_state(state: State) -> bool:
+    """Whether no tensor holds NaN or infinity."""
+    return all(bool(torch.isfinite(tensor).all()) for tensor in state.values())
+
+
+def accuracy_of_logits(logits: Tensor, y: Tensor) -> float:
+    """Accuracy in [0, 1] of logits (n, C) for labels y (n,); NaN where they are none, and so the loss is not finite.
+
+    A logit of minus infinity is one: a class that the model rules out (FedProto before it has seen all).
+    """
+    if bool((logits.isnan() | logits.isposinf()).any()):
+        return math.nan
+    return float((logits.argmax(1) == y).float().mean())
+
+
+def divergence_message(round: int) -> str:
+    """One line for the user."""
+    return f"training diverged in round {round}: the model is not finite and has no accuracy (lower the learning rate)"
+
+
 @dataclass(frozen=True)
 class Trainer:
-    """Everything that a run needs besides its state. measure: accuracy after a round, in [0, 1]."""
+    """Everything that a run needs besides its state.
+
+    measure: accuracy after a round, in [0, 1]; transcript, record: of an audit, are given what the audited client releases, and
+    what the clients' noise was, as far as it is trained here.
+    """
 
     plan: Plan
     shards: Sequence[Shard]
@@ -38,10 +92,8 @@ class Trainer:
     ledger: Ledger
     capture: CaptureSettings = field(default_factory=CaptureSettings)
     measure: Callable[[Plan, Progress, Records, Sequence[Shard]], float] = measure_accuracy
-    transcript: list[ObservedRound] | None = (
-        None  # of an audit: is given what the audited client releases while it trains here
-    )
-    record: NoiseLog | None = None  # of an audit: is given what the clients' noise was, as far as it is trained here
+    transcript: list[ObservedRound] | None = None
+    record: NoiseLog | None = None
 
     def run(self) -> Progress:
         """All rounds, from the last whole checkpoint if there is one. Raises BadConfig: see ``run_folder.record_library_versions``."""
@@ -59,14 +111,9 @@ class Trainer:
         checkpoint.write_ledger(self.folder.ledger_file, progress.ledger)
         return progress
 
-    @property
-    def _clients_remember(self) -> bool:
-        """Whether memories stay with real clients, who can repeat their latest round but go back no further."""
-        return self.engine.clients_remember
-
     def _check_memories(self, progress: Progress) -> None:
         away = [k for k, memory in progress.memories.items() if is_remote_memory(memory)]
-        if away and not self._clients_remember:
+        if away and not self.engine.clients_remember:
             raise ValueError(
                 f"{self.folder.path}: stopped after round {progress.round - 1} of a real federation, whose clients keep "
                 "their own memory; start the federation again with this folder, and audit it when it is done"
@@ -86,16 +133,15 @@ class Trainer:
                 last = progress.round == total
                 if last:
                     progress = publish_final_state(self.plan, progress)
-                if self._clients_remember:  # a round of real clients is kept before anything else can fail
+                if self.engine.clients_remember:  # a round of real clients is kept before anything else can fail
                     checkpoint.save_checkpoint(self.folder, progress)
                 progress = self._measure_accuracy(progress)
                 began = time.monotonic()
-                if last or began >= due or self._clients_remember:
+                if last or began >= due or self.engine.clients_remember:
                     checkpoint.save_checkpoint(self.folder, progress)
                     took = time.monotonic() - began
-                    due = time.monotonic() + (
-                        max(CHECKPOINT_EVERY, took / CHECKPOINT_SHARE) if CHECKPOINT_EVERY else 0.0
-                    )
+                    wait = max(CHECKPOINT_EVERY, took / CHECKPOINT_SHARE) if CHECKPOINT_EVERY else 0.0
+                    due = time.monotonic() + wait
                 bar.advance(f"accuracy {progress.accuracy[-1]:.3f}")
         return progress
 

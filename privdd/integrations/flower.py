@@ -25,10 +25,9 @@ from flwr.serverapp import Grid
 from privdd.auditing.pipeline import membership_game_of
 from privdd.core.types import Received, Records, Shard, State, flatten_values, nest_values
 from privdd.federated.channel import digest_tensors
-from privdd.federated.evaluation import accuracy_of_logits, measure_accuracy, predict_in_batches
 from privdd.federated.experiment import Experiment
 from privdd.federated.simulation import ClientTask, DroppedClient, Plan, Progress, client_step, dropped_rows
-from privdd.federated.trainer import Trainer
+from privdd.federated.trainer import Trainer, accuracy_of_logits, measure_accuracy, predict_in_batches
 from privdd.integrations.reply_check import (
     BadReply,
     ExpectedReply,

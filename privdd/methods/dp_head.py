@@ -22,7 +22,7 @@ from privdd.core.types import Artifact, Problem, Received, Records, Shard, State
 from privdd.distillation.public_features import head_gradients
 from privdd.federated.aggregation import sort_by_client
 from privdd.federated.channel import ClientContext
-from privdd.methods.public_map import PublicMap
+from privdd.methods.base import PublicMap
 from privdd.privacy.clipping import FactoredRows, Part
 from privdd.privacy.mechanism import Mechanism
 
@@ -101,7 +101,6 @@ class DPHead(PublicMap):
         return {name: self.local_steps for name in mechanisms if name == QUERY}
 
     def settings(self, shard_size: int) -> dict[str, float]:
-        """The protocol's public numbers: what is sent is a sum over all records."""
         return {"lr": self.lr, "momentum": 0.0, "batch_size": max(1, shard_size), "local_steps": self.local_steps}
 
 

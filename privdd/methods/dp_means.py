@@ -19,7 +19,7 @@ from privdd.core.types import Artifact, Received, Shard, State, Values, Work
 from privdd.distillation.public_features import nearest_mean_head
 from privdd.federated.aggregation import sort_by_client
 from privdd.federated.channel import ClientContext
-from privdd.methods.public_map import PublicMap
+from privdd.methods.base import PublicMap
 
 QUERY = "class_sums"
 

@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import torch
-from torch import Tensor, nn
 
 from attacks.types import Surface
 from attacks.validation import check_counts
 from privdd.core.rng import Keys
-from privdd.core.types import Artifact, Problem, Received, Shard, State, Values, Work, pack, unpack
+from privdd.core.types import Artifact, Received, Shard, State, Values, Work, pack, unpack
+from privdd.distillation.class_cells import PUBLIC_STARTS, draw_public_start
 from privdd.distillation.gradient_matching import (
     SET_GRADIENT_QUERY,
     SetGeneration,
@@ -24,27 +24,23 @@ from privdd.distillation.gradient_matching import (
     noised_gradient,
     plain_gradient,
 )
-from privdd.distillation.initial_images import PUBLIC_STARTS, draw_public_start
-from privdd.distillation.private_matching import check_no_batch_norm
 from privdd.federated.channel import ClientContext
-from privdd.federated.method import AuditHooks, Method
-from privdd.models import ModelSpec, build, initial
+from privdd.methods.base import ServerNetwork
+from privdd.models import initial
 from privdd.models.build import build_skeleton
 from privdd.privacy.mechanism import Mechanism
 from privdd.training.server import ServerTraining, pool_uploads, train_on_records
-from privdd.training.sgd import predict_logits
 
 
 @dataclass(frozen=True, kw_only=True)
-class DPPSG(Method, AuditHooks):
-    """model: of the networks whose gradients are matched and of the server's; it must treat each image alone (no batch
-    norm); generation: how images learn; ipc: images per class; start: what they start as; server: its training.
+class DPPSG(ServerNetwork):
+    """model: also that of the networks whose gradients are matched; generation: how images learn; ipc: images per class;
+    start: what they start as; server: its training.
 
     With a mechanism for "set_gradient" every class of the public list is sent. Without one nothing is clipped or noised,
     the gradient is that of all records (dataset condensation), and a client sends the classes that it holds.
     """
 
-    model: ModelSpec
     generation: SetGeneration
     server: ServerTraining
     ipc: int = 10
@@ -52,17 +48,13 @@ class DPPSG(Method, AuditHooks):
 
     uploads: ClassVar[Mapping[str, Surface]] = {"images": Surface.SYNTHETIC_IMAGES, "labels": Surface.LABELS}
     queries: ClassVar[Mapping[str, Surface]] = {SET_GRADIENT_QUERY: Surface.GRADIENT}
-    broadcasts: ClassVar[Mapping[str, Surface]] = {"model": Surface.GLOBAL_MODEL}
     rounds: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
         check_counts(self, "ipc")
         if self.start not in PUBLIC_STARTS:
             raise ValueError(f"start={self.start!r}: allowed are {', '.join(PUBLIC_STARTS)}, which read no record")
-        check_no_batch_norm(self.model.norm, "model")
-
-    def init(self, problem: Problem, keys: Keys) -> State:
-        return pack("model", initial(self.model, problem.shape, problem.classes, keys.fold("model").torch()))
+        super().__post_init__()
 
     def local(self, broadcast: Values, memory: State, shard: Shard, ctx: ClientContext) -> Work:
         private, train, like = ctx.protected(SET_GRADIENT_QUERY), shard.train, broadcast["model"]["head.weight"]
@@ -73,46 +65,25 @@ class DPPSG(Method, AuditHooks):
         if len(y):
             model = build_skeleton(self.model, shard.shape, shard.classes)
             read = noised_gradient(model, train, ctx) if private else plain_gradient(model, train)
-            images = generate_set(
-                images, y, model, self._network_sampler(shard, ctx, like), read, self.generation, ctx.keys
-            )
+
+            def draw_state(number: int) -> State:  # the same for all clients
+                generator = ctx.public("networks", number).torch()
+                return {n: t.to(like) for n, t in initial(self.model, shard.shape, shard.classes, generator).items()}
+
+            images = generate_set(images, y, model, draw_state, read, self.generation, ctx.keys)
         return {
             "images": Artifact({"x": images}, private=private),
             "labels": Artifact({"y": labels}, private=private),
         }, {}
 
-    def _network_sampler(self, shard: Shard, ctx: ClientContext, like: Tensor) -> Any:
-        """number -> a newly initialised network, the same for all clients."""
-
-        def draw_state(number: int) -> State:
-            generator = ctx.public("networks", number).torch()
-            return {n: t.to(like) for n, t in initial(self.model, shard.shape, shard.classes, generator).items()}
-
-        return draw_state
-
     def aggregate(self, server: State, inbox: Sequence[Received], keys: Keys) -> State:
-        """Train the model on all images."""
         before, pooled = unpack("model", server), pool_uploads(inbox, "images")
         model = build_skeleton(self.model, tuple(pooled.x.shape[1:]), len(before["head.weight"]))  # type: ignore[arg-type]
-        return {
-            **server,
-            **pack("model", train_on_records(model, before, pooled, self.server, keys.fold("batch").torch())),
-        }
-
-    def predict(self, server: State, memory: State | None, x: Tensor) -> Tensor:
-        """Logits (n, C) of the server's model."""
-        state = unpack("model", server)
-        return predict_logits(build_skeleton(self.model, tuple(x.shape[1:]), len(state["head.weight"])), state, x)  # type: ignore[arg-type]
+        after = train_on_records(model, before, pooled, self.server, keys.fold("batch").torch())
+        return {**server, **pack("model", after)}
 
     def spends(self, round: int, mechanisms: Mapping[str, Mechanism]) -> dict[str, int]:
         return {name: self.generation.release_count for name in mechanisms if name == SET_GRADIENT_QUERY}
-
-    def classifier(self, problem: Problem) -> nn.Module:
-        return build(self.model, problem.shape, problem.classes)
-
-    def sent_state(self, broadcast: Values) -> State | None:
-        """The model as the server sent it; a synthetic set implies no model by itself."""
-        return dict(broadcast["model"])
 
     def images_per_class(self) -> int:
         return self.ipc
@@ -121,6 +92,5 @@ class DPPSG(Method, AuditHooks):
         return replace(self, ipc=count)
 
     def settings(self, shard_size: int) -> Mapping[str, Any]:
-        """The protocol's public numbers."""
         g = self.generation
         return {"lr": g.lr, "momentum": g.momentum, "batch_size": max(1, shard_size), "local_steps": g.release_count, "ipc": self.ipc}  # fmt: skip

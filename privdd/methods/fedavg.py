@@ -19,7 +19,7 @@ from privdd.federated.method import AuditHooks, Method
 from privdd.models import ModelSpec, build, initial
 from privdd.models.build import build_skeleton
 from privdd.privacy.mechanism import Mechanism
-from privdd.training.dp_sgd import count_private_steps, train_privately
+from privdd.training.dp_sgd import count_private_steps, dp_local_sgd
 from privdd.training.sgd import (
     ClientRound,
     Correction,
@@ -27,11 +27,12 @@ from privdd.training.sgd import (
     SharedBatches,
     Trained,
     count_steps,
+    is_vectorisable,
     local_sgd,
-    predict_logits,
+    predict_images,
     split_state,
+    vectorised_sgd,
 )
-from privdd.training.vectorised import is_vectorisable, vectorised_sgd
 
 # what decides how a client trains
 TRAINING_HOOKS = ("start", "loss", "correction", "local", "_train_client", "_shared_batches")
@@ -99,7 +100,6 @@ class FedAvg(
             cls.local_batched = AuditHooks.local_batched  # type: ignore[method-assign]
 
     def client_private(self) -> Self:
-        """This method adapted to client-level privacy: model changes are sent, record counts are not."""
         return replace(self, update_is_delta=True, weighting="uniform")
 
     def adds_up(self, mechanisms: Mapping[str, Mechanism]) -> Literal["sum", "mean"] | None:
@@ -117,7 +117,6 @@ class FedAvg(
         return turn.broadcast["model"], turn.broadcast.get("buffers", {})
 
     def loss(self, turn: ClientRound) -> Loss | None:
-        """The local loss; None is cross-entropy."""
         return None
 
     def correction(self, turn: ClientRound) -> Correction | None:
@@ -185,27 +184,22 @@ class FedAvg(
         return new
 
     def predict(self, server: State, memory: State | None, x: Tensor) -> Tensor:
-        """Logits (n, C) of the global model."""
         state = {**unpack("model", server), **unpack("buffers", server)}
-        return predict_logits(build_skeleton(self.model, tuple(x.shape[1:]), len(state["head.weight"])), state, x)
+        return predict_images(self.model, state, x)
 
     def spends(self, round: int, mechanisms: Mapping[str, Mechanism]) -> dict[str, int]:
-        """How often one client applies each mechanism in one round."""
         counts = {name: 1 for name in mechanisms if name in self.uploads}
         if "dpsgd" in mechanisms:
             counts["dpsgd"] = count_private_steps(mechanisms["dpsgd"], self.local_epochs)
         return counts
 
     def classifier(self, problem: Problem) -> nn.Module:
-        """The architecture whose parameters travel."""
         return build(self.model, problem.shape, problem.classes)
 
     def sent_state(self, broadcast: Values) -> State | None:
-        """The global model, with its buffers where there are any."""
         return {**broadcast.get("buffers", {}), **broadcast["model"]} if "model" in broadcast else None
 
     def model_state(self, name: str, value: Tensors, broadcast: Values) -> State | None:
-        """The classifier state that an upload implies, or None where it implies none."""
         if name == "buffers":
             return {**broadcast["model"], **value}
         if name != "update":
@@ -215,16 +209,12 @@ class FedAvg(
         return {**broadcast.get("buffers", {}), **value}
 
     def settings(self, shard_size: int) -> dict[str, float]:
-        """The protocol's public numbers for a client of ``shard_size`` records."""
-        sgd = {
-            name: getattr(self, name) for name in ("lr", "momentum", "weight_decay", "batch_size", "update_is_delta")
-        }
-        return {**sgd, "local_steps": count_steps(shard_size, self.batch_size, self.local_epochs)}
+        own = {"batch_size": self.batch_size, "update_is_delta": self.update_is_delta}
+        return {**self._sgd_settings, **own, "local_steps": count_steps(shard_size, self.batch_size, self.local_epochs)}
 
     @property
     def _sgd_settings(self) -> dict[str, Any]:
-        names = {"lr": "lr", "momentum": "momentum", "weight_decay": "weight_decay", "epochs": "local_epochs"}
-        return {name: getattr(self, own) for name, own in names.items()}
+        return {"lr": self.lr, "momentum": self.momentum, "weight_decay": self.weight_decay}
 
     def _train_client(self, turn: ClientRound) -> Trained:
         model = build_skeleton(self.model, turn.shard.shape, turn.shard.classes)
@@ -238,6 +228,7 @@ class FedAvg(
             batch_size=self.batch_size,
             generator=turn.ctx.keys.fold("batch").torch(),
             loss=self.loss(turn),
+            epochs=self.local_epochs,
             correct=self.correction(turn),
             extra=self._shared_batches(turn),
             **self._sgd_settings,
@@ -255,6 +246,7 @@ class FedAvg(
             [turn.shard.train for turn in turns],
             batch_size=self.batch_size,
             generators=[turn.ctx.keys.fold("batch").torch() for turn in turns],
+            epochs=self.local_epochs,
             correct=self.correction(replace(first, memory=stacked)),
             **self._sgd_settings,
         )
@@ -265,10 +257,12 @@ class FedAvg(
         if buffers:
             raise ValueError("model.norm=batch: DP-SGD needs per-record gradients; use norm=instance, group or none")
         model = build(self.model, turn.shard.shape, turn.shard.classes)
-        trained, steps = train_privately(
+        steps = count_private_steps(turn.ctx.mechanisms["dpsgd"], self.local_epochs)
+        trained = dp_local_sgd(
             model,
             params,
             turn.shard.train,
+            steps=steps,
             ctx=turn.ctx,
             correct=self.correction(turn),
             extra=self._shared_batches(turn),

@@ -102,7 +102,6 @@ class FedAvgAdaptive(FedAvg):
         return {**new, "clip/norm": moved.clamp(LEAST, MOST).to(server["clip/norm"])}
 
     def adds_up(self, mechanisms: Mapping[str, Mechanism]) -> Literal["sum", "mean"] | None:
-        """The bits add up like the changes."""
         return "mean" if self.weighting == "uniform" and "dpsgd" not in mechanisms else None
 
     def model_state(self, name: str, value: Tensors, broadcast: Values) -> State | None:

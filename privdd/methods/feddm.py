@@ -11,13 +11,27 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from attacks.types import Surface
 from attacks.validation import check_counts, check_positive
 from privdd.core.rng import Keys
 from privdd.core.types import Artifact, Problem, Received, Shard, State, Values, Work, pack, unpack
-from privdd.distillation.class_cells import ClassCells, batched_cells, build_uploads, single_client_cells
+from privdd.distillation.class_cells import (
+    PUBLIC_STARTS,
+    ClassCells,
+    batched_cells,
+    build_uploads,
+    carry_over_images,
+    check_init,
+    draw_initial_images,
+    draw_public_start,
+    images_to_memory,
+    memory_of_replay,
+    single_client_cells,
+    start_streams,
+    warn_short_classes,
+)
 from privdd.distillation.distribution_matching import (
     MatchingSettings,
     MatchingStreams,
@@ -28,21 +42,9 @@ from privdd.distillation.distribution_matching import (
     project_to_ball,
 )
 from privdd.distillation.image_fitting import FittingSettings
-from privdd.distillation.initial_images import (
-    PUBLIC_STARTS,
-    carry_over_images,
-    check_init,
-    draw_initial_images,
-    draw_public_start,
-    images_to_memory,
-    memory_of_replay,
-    start_streams,
-    warn_short_classes,
-)
 from privdd.distillation.private_matching import (
     MatchingSteps,
     check_fitting_settings,
-    check_no_batch_norm,
     count_queries,
     draw_public_maps,
     fit_embeddings,
@@ -54,20 +56,18 @@ from privdd.distillation.private_matching import (
 )
 from privdd.distillation.public_features import PublicExtractor
 from privdd.federated.channel import ClientContext
-from privdd.federated.method import AuditHooks, Method
-from privdd.models import ModelSpec, build, initial
+from privdd.methods.base import ServerNetwork
 from privdd.models.build import build_skeleton
 from privdd.privacy.claims import Claim, ClaimedRun, feddm_3_1, feddm_3_2, feddm_membership, matching_claims
 from privdd.privacy.mechanism import Mechanism
 from privdd.training.server import ServerTraining, ball_projected_loss, pool_uploads, train_on_records
-from privdd.training.sgd import predict_logits
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedDM(Method, AuditHooks):
+class FedDM(ServerNetwork):
     """Images per class are matched in networks around the server's model, then pooled by the server.
 
-    model: must treat each image alone (no batch norm); ipc: images per class; start: real | noise | smooth |
+    ipc: images per class; start: real | noise | smooth |
     statistics, what images start from each round; carry_over: go on from last
     round's images instead; rho: radius of the ball around the server's model for client and server;
     logits: match them beside the features; matching: the clients' steps; server: the server's
@@ -83,7 +83,6 @@ class FedDM(Method, AuditHooks):
     classes of the public list are sent, and they start from noise.
     """
 
-    model: ModelSpec
     rounds: int
     matching: MatchingSettings
     server: ServerTraining
@@ -103,8 +102,6 @@ class FedDM(Method, AuditHooks):
         "synthetic_gradient": Surface.GRADIENT,
         "class_counts": Surface.COUNTS,
     }
-    broadcasts: ClassVar[Mapping[str, Surface]] = {"model": Surface.GLOBAL_MODEL}
-
     worlds_per_pass: ClassVar[int] = 16
     shares_work: ClassVar[bool] = True
     on_gpu = "matching"
@@ -115,16 +112,13 @@ class FedDM(Method, AuditHooks):
         check_init(self.start)
         if self.carry_over and self.start == "real":
             raise ValueError("carry_over=True: not with start=real, which draws new records each round")
-        check_no_batch_norm(self.model.norm, "model")
+        super().__post_init__()
         if self.extractor is not None and self.reads != 1:
             raise ValueError(f"reads={self.reads}: 1 with an extractor, which shows the same at every read")
         if self.fitting is not None and self.extractor is None:
             raise ValueError("fitting: needs an extractor, for it follows one fixed map")
         if not 0 <= self.least < float("inf") or (self.least and self.fitting is None):
             raise ValueError(f"least={self.least!r}: a finite number from 0, above 0 with fitting only")
-
-    def init(self, problem: Problem, keys: Keys) -> State:
-        return pack("model", initial(self.model, problem.shape, problem.classes, keys.fold("model").torch()))
 
     def local(self, broadcast: Values, memory: State, shard: Shard, ctx: ClientContext) -> Work:
         if is_protected(ctx.mechanisms):
@@ -143,27 +137,13 @@ class FedDM(Method, AuditHooks):
         after = train_on_records(model, before, pooled, self.server, generator, ball_projected_loss(before, self.rho))
         return {**server, **pack("model", project_to_ball(after, before, self.rho))}
 
-    def predict(self, server: State, memory: State | None, x: Tensor) -> Tensor:
-        """Logits (n, C) of the global model."""
-        state = unpack("model", server)
-        return predict_logits(build_skeleton(self.model, tuple(x.shape[1:]), len(state["head.weight"])), state, x)  # type: ignore[arg-type]
-
     def check_mechanisms(self, mechanisms: Mapping[str, Mechanism]) -> None:
         check_fitting_settings(self.fitting, self.least, mechanisms)
         if is_protected(mechanisms) and self.start not in PUBLIC_STARTS:
             raise ValueError(f"start={self.start!r}: a guarantee needs start=noise or smooth, others read the records")
 
     def spends(self, round: int, mechanisms: Mapping[str, Mechanism]) -> dict[str, int]:
-        """How often one client applies each mechanism to one class in one round."""
         return count_queries(mechanisms, self.reads, self.matching.iterations)
-
-    def classifier(self, problem: Problem) -> nn.Module:
-        """The architecture that the server trains."""
-        return build(self.model, problem.shape, problem.classes)
-
-    def sent_state(self, broadcast: Values) -> State | None:
-        """The model as the server sent it; a synthetic set implies no model by itself."""
-        return dict(broadcast["model"])
 
     def images_per_class(self) -> int:
         return self.ipc
@@ -172,7 +152,6 @@ class FedDM(Method, AuditHooks):
         return replace(self, ipc=count)
 
     def settings(self, shard_size: int) -> dict[str, Any]:
-        """The protocol's public numbers."""
         m = self.matching
         return {"lr": m.lr, "momentum": m.momentum, "batch_size": m.batch, "local_steps": m.iterations, "ipc": self.ipc}
 
@@ -183,21 +162,19 @@ class FedDM(Method, AuditHooks):
         return {"embedding": build_embedder(self.classifier(problem), broadcast["model"], logits=self.logits)}
 
     def remembers(self, round: int, memory: State) -> bool:
-        """Whether a round's upload reads what the client kept."""
         return self.carry_over and round > 0
 
     def claims(self, plan: ClaimedRun, shards: Sequence[Shard]) -> list[Claim]:
-        """Theorems 3.1 and 3.2 as printed, where the matching gradients are noised; what is said in words."""
-        m, public = self.matching, self.start in PUBLIC_STARTS
+        public = self.start in PUBLIC_STARTS
         theorems = (feddm_3_2, feddm_3_1)
-        printed = matching_claims(theorems, plan, shards, iterations=m.iterations, batch=m.batch, noise_init=public)
+        printed = matching_claims(theorems, plan, shards, self.matching, noise_init=public)
         return [*printed, feddm_membership()]
 
     def steps(self, broadcast: Values, shard: Shard, ctx: ClientContext) -> MatchingSteps:
-        """What everyone knows of a round's noised steps."""
         networks = self._matching_networks(broadcast, shard, ctx)
-        streams = MatchingStreams(ctx.keys.fold("batch"), ctx.public("augment"))
-        return MatchingSteps(step_maps(networks, self.matching, streams, shard.shape), self.matching)
+        return MatchingSteps(
+            step_maps(networks, self.matching, MatchingStreams.of_round(ctx), shard.shape), self.matching
+        )
 
     def local_batched(
         self, broadcast: Values, memories: Sequence[State], shards: Sequence[Shard], contexts: Sequence[ClientContext]
@@ -230,10 +207,8 @@ class FedDM(Method, AuditHooks):
     ) -> Tensor:
         start = draw_initial_images(self.start, cells, self.ipc, shard.shape, start_streams(cells, ctx.keys, own))
         images = carry_over_images(start, cells.labels, memory)
-        streams = MatchingStreams(ctx.keys.fold("batch"), ctx.public("augment"))
-        return match_distributions(
-            cells, images, self._matching_networks(broadcast, shard, ctx), self.matching, streams
-        )
+        networks = self._matching_networks(broadcast, shard, ctx)
+        return match_distributions(cells, images, networks, self.matching, MatchingStreams.of_round(ctx))
 
     def _distil_protected(self, broadcast: Values, memory: State, shard: Shard, ctx: ClientContext) -> Work:
         """Images of every class (as printed: of those held), from noise and what the mechanisms released."""
@@ -245,7 +220,7 @@ class FedDM(Method, AuditHooks):
         )
         images = carry_over_images(start, labels, memory)
         networks = self._matching_networks(broadcast, shard, ctx)
-        streams = MatchingStreams(ctx.keys.fold("batch"), ctx.public("augment"))
+        streams = MatchingStreams.of_round(ctx)
         if ctx.protected("embedding") and self.fitting is not None:
             images, kept = fit_embeddings(images, networks(0), shard.train, self.fitting, ctx, least=self.least)
             labels = labels[kept]

@@ -18,14 +18,15 @@ from torch import Tensor
 from attacks.types import Surface
 from privdd.core.rng import Keys
 from privdd.core.types import Artifact, Problem, Received, Records, Shard, State, Values, Work, pack, unpack
-from privdd.distillation.guided_images import (
+from privdd.distillation.image_fitting import (
     ClassModel,
     CoarsePixels,
+    GradientPath,
     GuidanceSettings,
     build_guided_set,
     estimate_class_model,
+    fit_to_gradients,
 )
-from privdd.distillation.image_fitting import GradientPath, fit_to_gradients
 from privdd.distillation.private_matching import check_no_batch_norm
 from privdd.federated.aggregation import sort_by_client
 from privdd.federated.channel import ClientContext
@@ -36,7 +37,7 @@ from privdd.models.build import build_skeleton
 from privdd.privacy.batch_invariance import compute_rows
 from privdd.privacy.mechanism import Mechanism
 from privdd.training.server import ServerTraining, train_on_soft_labels
-from privdd.training.sgd import predict_logits
+from privdd.training.sgd import predict_images
 
 SUMS, MOMENTS = "class_sums", "second_moments"
 COUNTED = 0.3  # of a record's length, how much counts it
@@ -198,7 +199,7 @@ class FedDMGuided(DPHead):
         state = unpack("network", server)
         if not state:
             return super().predict(server, memory, x)
-        return predict_logits(build_skeleton(self.model, tuple(x.shape[1:]), len(state["head.weight"])), state, x)  # type: ignore[arg-type]
+        return predict_images(self.model, state, x)
 
     def spends(self, round: int, mechanisms: Mapping[str, Mechanism]) -> dict[str, int]:
         read = {name: 1 for name in self._queries_of_round(round) if name in mechanisms}

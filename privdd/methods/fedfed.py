@@ -29,6 +29,8 @@ from privdd.core.types import (
     State,
     Tensors,
     Upload,
+    Values,
+    Work,
     is_remote_memory,
     pack,
     unpack,
@@ -39,7 +41,6 @@ from privdd.distillation.feature_split import (
     FeatureSplit,
     SplitLoss,
     build_split_skeleton,
-    count_split_steps,
     feature_map,
     inner_state,
     sent_networks,
@@ -53,6 +54,7 @@ from privdd.methods.fedavg import FedAvg
 from privdd.models import ModelSpec, initial
 from privdd.privacy.claims import FEATURE_THEOREMS, Claim, ClaimedRun, feature_run
 from privdd.privacy.mechanism import Mechanism
+from privdd.training.dp_sgd import count_private_steps
 from privdd.training.sgd import split_state
 
 LABELS_PUBLIC = "declared public: zero-out adjacency removes a record's image and keeps its label"
@@ -167,9 +169,7 @@ class FedFed(Method, AuditHooks):
         model = self._split_skeleton(tuple(x.shape[1:]), len(inner["head.weight"])).classifier.eval()  # type: ignore[arg-type]
         return functional_call(model, inner, (x,))
 
-    def local(
-        self, broadcast: Mapping[str, Tensors], memory: State, shard: Shard, ctx: ClientContext
-    ) -> tuple[Upload, State]:
+    def local(self, broadcast: Values, memory: State, shard: Shard, ctx: ClientContext) -> Work:
         if ctx.round < self.distill_rounds:
             return self._distill_features(broadcast, memory, shard, ctx)
         if ctx.round == self.distill_rounds:
@@ -177,15 +177,12 @@ class FedFed(Method, AuditHooks):
         upload, inner = self._train_on_shared(broadcast, unpack("base", memory), shard, ctx)
         return upload, pack("base", inner)
 
-    def _distill_features(
-        self, broadcast: Mapping[str, Tensors], memory: State, shard: Shard, ctx: ClientContext
-    ) -> tuple[Upload, State]:
+    def _distill_features(self, broadcast: Values, memory: State, shard: Shard, ctx: ClientContext) -> Work:
         model = self._split_skeleton(shard.shape, shard.classes)
         state = sent_networks(broadcast)
         if ctx.protected("dpsgd"):
-            speed = {"lr": self.private_lr, "momentum": self.private_momentum}
-            epochs = self.distill_epochs
-            trained = train_split_privately(model, state, shard.train, self.loss, epochs=epochs, ctx=ctx, **speed)
+            sgd = {"lr": self.private_lr, "momentum": self.private_momentum, "epochs": self.distill_epochs}
+            trained = train_split_privately(model, state, shard.train, self.loss, ctx=ctx, **sgd)  # type: ignore[arg-type]
             return {"update": Artifact(trained, private=True)}, memory
         new, moments = train_split(
             model,
@@ -205,7 +202,7 @@ class FedFed(Method, AuditHooks):
             upload["buffers"] = Artifact(buffers)
         return upload, pack("adam", moments) if self.keep_moments else {}
 
-    def _release_features(self, broadcast: Mapping[str, Tensors], shard: Shard, ctx: ClientContext) -> Upload:
+    def _release_features(self, broadcast: Values, shard: Shard, ctx: ClientContext) -> Upload:
         """x_s of every record, in order; the channel's mechanism noises (and repeats) it.
 
         Zeroed-out records are released as zeros with their labels: that is what the relation means.
@@ -223,9 +220,7 @@ class FedFed(Method, AuditHooks):
             "labels": Artifact({"y": y[order].repeat(len(self.loss.stds))}, public=public),
         }
 
-    def _train_on_shared(
-        self, broadcast: Mapping[str, Tensors], memory: State, shard: Shard, ctx: ClientContext
-    ) -> tuple[Upload, State]:
+    def _train_on_shared(self, broadcast: Values, memory: State, shard: Shard, ctx: ClientContext) -> Work:
         if not self.shared_only:
             return self.base.local(broadcast, memory, shard, ctx)
         x, y = broadcast["features"]["x"], broadcast["labels"]["y"]
@@ -236,9 +231,8 @@ class FedFed(Method, AuditHooks):
         return {n: Artifact(a.value, private=True) for n, a in upload.items() if n != "count"}, memory
 
     def spends(self, round: int, mechanisms: Mapping[str, Any]) -> dict[str, int]:
-        """Applications of each mechanism per client in one round, for calibration before training."""
         if round < self.distill_rounds and "dpsgd" in mechanisms:
-            return {"dpsgd": count_split_steps(self.distill_epochs, mechanisms["dpsgd"].sampling_probability)}
+            return {"dpsgd": count_private_steps(mechanisms["dpsgd"], self.distill_epochs)}
         if round == self.distill_rounds and "features" in mechanisms:
             return {"features": 1}
         if round > self.distill_rounds and not self.shared_only:
@@ -253,24 +247,22 @@ class FedFed(Method, AuditHooks):
         return [theorem(run) for theorem in FEATURE_THEOREMS]
 
     def classifier(self, problem: Problem) -> nn.Module:
-        """The architecture whose parameters travel in phase B (and inside phase A's)."""
         return self.base.classifier(problem)
 
-    def model_state(self, name: str, value: Tensors, broadcast: Mapping[str, Tensors]) -> State | None:
-        """The classifier state that an upload implies, or None."""
+    def model_state(self, name: str, value: Tensors, broadcast: Values) -> State | None:
         if "generator" in broadcast:
             known = {**sent_networks(broadcast), **value}
             return inner_state(CLASSIFIER, known) if inner_state(CLASSIFIER, value) else None
         return self.base.model_state(name, value, broadcast)
 
-    def sent_state(self, broadcast: Mapping[str, Tensors]) -> State | None:
+    def sent_state(self, broadcast: Values) -> State | None:
         """The classifier of phase A, the global model afterwards."""
         if "generator" in broadcast:
             return inner_state(CLASSIFIER, sent_networks(broadcast))
         return self.base.sent_state(broadcast)
 
     def record_loss(
-        self, name: str, value: Tensors, broadcast: Mapping[str, Tensors], problem: Problem
+        self, name: str, value: Tensors, broadcast: Values, problem: Problem
     ) -> Callable[[Tensor, Tensor], Tensor] | None:
         """How far a record is from its reconstruction: buffers of phase A may be the generator's alone."""
         inner = inner_state(GENERATOR, {**sent_networks(broadcast), **value})
@@ -278,21 +270,17 @@ class FedFed(Method, AuditHooks):
         return lambda x, y: (functional_call(model, inner, (x, None))[0] - x).square().flatten(1).mean(1)
 
     def remembers(self, round: int, memory: State) -> bool:
-        """Whether a round's upload reads what the client kept: AdamW's moments, or what the base method keeps."""
         if round <= self.distill_rounds:
             return self.keep_moments and 0 < round < self.distill_rounds
         return is_remote_memory(memory) or self.base.remembers(round, unpack("base", memory))
 
     def phase(self, round: int) -> str:
-        """Which part of the method a round belongs to."""
         return "distill" if round < self.distill_rounds else "release" if round == self.distill_rounds else "train"
 
     def settings(self, shard_size: int) -> dict[str, Any]:
         return {**self.base.settings(shard_size), "copies": len(self.loss.stds), "noise_stds": self.loss.stds}
 
-    def maps(
-        self, broadcast: Mapping[str, Tensors], memory: State, problem: Problem
-    ) -> dict[str, Callable[[Tensor], Tensor]]:
+    def maps(self, broadcast: Values, memory: State, problem: Problem) -> dict[str, Callable[[Tensor], Tensor]]:
         """The feature map x -> x_s under the generator that the server sent (everyone knows it)."""
         if "generator" not in broadcast:
             return {}

@@ -65,11 +65,9 @@ class FedFedVirtual(FedFed):
         return self.where == "training" or not self.virtual.mixes_records
 
     def remembers(self, round: int, memory: State) -> bool:
-        """Whether a round's upload reads what the client kept: its images, or what FedFed keeps."""
         return (self._uses_images(round) and bool(images_in_memory(memory))) or super().remembers(round, memory)
 
     def stand_ins(self, memory: State, problem: Problem) -> Tensor | None:
-        """The client's virtual images, where it trains on them and has some."""
         images = images_in_memory(memory).get("images/x") if self.where != "release" else None
         return None if images is None else images.detach().reshape(-1, *problem.shape)
 
@@ -78,7 +76,6 @@ class FedFedVirtual(FedFed):
         return super().spends(round, mechanisms) if self.rows_are_records() else None
 
     def claims(self, plan: ClaimedRun, shards: Sequence[Shard]) -> list[Claim]:
-        """The paper's theorems where the features are those of records; it says nothing of images."""
         return super().claims(plan, shards) if self.rows_are_records() else []
 
 

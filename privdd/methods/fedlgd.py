@@ -11,38 +11,44 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from attacks.types import Surface
 from attacks.validation import check_below_one, check_counts, check_non_negative, check_positive
 from privdd.core.rng import Keys
 from privdd.core.types import Artifact, Problem, Received, Records, Shard, State, Tensors, Values, Work, pack, unpack
-from privdd.distillation.class_cells import ClassCells, batched_cells, labelled_images, single_client_cells
-from privdd.distillation.distribution_matching import MatchingSettings, MatchingStreams, Networks
-from privdd.distillation.gradient_matching import match_gradient
-from privdd.distillation.initial_images import (
-    ClassStatistics,
+from privdd.distillation.class_cells import (
+    batched_cells,
     class_statistics,
     draw_noise_images,
     images_to_memory,
+    labelled_images,
     memory_of_replay,
     scale_noise,
+    single_client_cells,
 )
-from privdd.distillation.private_matching import check_no_batch_norm
-from privdd.distillation.virtual_images import VirtualImages, distil_cells, distil_protected, matching_stages
+from privdd.distillation.gradient_matching import match_gradient
+from privdd.distillation.virtual_images import (
+    MatchingStage,
+    VirtualImages,
+    as_records,
+    distil_cells,
+    distil_protected,
+    matching_stages,
+    tied_loss,
+)
 from privdd.federated.aggregation import average, sort_by_client
 from privdd.federated.channel import ClientContext
-from privdd.federated.method import AuditHooks, Method
-from privdd.models import ModelSpec, build, initial
+from privdd.methods.base import ServerNetwork
+from privdd.models import build
 from privdd.models.build import build_skeleton
 from privdd.privacy.claims import Claim, ClaimedRun, fedlgd_attacks, fedlgd_no_extra_leakage
 from privdd.privacy.mechanism import Mechanism
-from privdd.training.contrastive import as_records, train_virtual
-from privdd.training.sgd import predict_logits
+from privdd.training.sgd import local_sgd
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedLGD(Method, AuditHooks, hooks=("is_selected_round", "refines_in_round")):
+class FedLGD(ServerNetwork, hooks=("is_selected_round", "refines_in_round")):
     """Clients train on virtual images; the server distils its own from their averaged updates.
 
     virtual: how clients distil and refine their images. In the selected rounds (every tau_step, tau of them)
@@ -62,7 +68,6 @@ class FedLGD(Method, AuditHooks, hooks=("is_selected_round", "refines_in_round")
     A client without records trains on the server's images where it may, and else sends the model back as it came.
     """
 
-    model: ModelSpec
     rounds: int
     virtual: VirtualImages
     tau: int = 10
@@ -100,11 +105,15 @@ class FedLGD(Method, AuditHooks, hooks=("is_selected_round", "refines_in_round")
             raise ValueError(f"algo.virtual={type(self.virtual).__name__}: {why}")
         check_positive(self, "lr", "local_epochs", "temperature", "global_lr")
         check_below_one(self, "global_momentum")
-        choices = {"target": ("gradient", "displacement"), "server_start": ("noise", "statistics")}
-        for name, allowed in (choices | {"regulariser": ("contrastive", "mmd")}).items():
+        choices = {
+            "target": ("gradient", "displacement"),
+            "server_start": ("noise", "statistics"),
+            "regulariser": ("contrastive", "mmd"),
+        }
+        for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name}={getattr(self, name)!r}: allowed are {', '.join(allowed)}")
-        check_no_batch_norm(self.model.norm, "model")
+        super().__post_init__()
 
     def is_selected_round(self, round: int) -> bool:
         """Whether a round is one of the tau local-global distillation rounds."""
@@ -120,11 +129,10 @@ class FedLGD(Method, AuditHooks, hooks=("is_selected_round", "refines_in_round")
         return f"{self.phase(round)}{', selected' * self.is_selected_round(round)}{', refining' * self.refines_in_round(round)}"
 
     def init(self, problem: Problem, keys: Keys) -> State:
-        model = initial(self.model, problem.shape, problem.classes, keys.fold("model").torch())
         labels = torch.arange(problem.classes)
         noise = draw_noise_images(labels, self.global_ipc, problem.shape, keys.fold("images"))
         server = {"images/x": noise.flatten(0, 1), "labels/y": labels.repeat_interleave(self.global_ipc)}
-        return pack("model", model) | server
+        return super().init(problem, keys) | server
 
     def aggregate(self, server: State, inbox: Sequence[Received], keys: Keys) -> State:
         """The plain average of the models; in selected rounds gradient matching at the old model."""
@@ -133,7 +141,9 @@ class FedLGD(Method, AuditHooks, hooks=("is_selected_round", "refines_in_round")
         after = {name: value.to(before[name]) for name, value in average(inbox, "update", uniform).items()}
         images = server["images/x"]
         if self.server_start == "statistics" and all("class_statistics" in c.values for c in clients):
-            images = self._images_from_statistics(images, average(inbox, "class_statistics", uniform))
+            mean = average(inbox, "class_statistics", uniform)
+            noise = images.unflatten(0, (-1, self.global_ipc))
+            images = scale_noise(noise, mean["mean"].float(), mean["std"].float()).flatten(0, 1)
         if self._server_matches(clients[0].round):
             target = {name: before[name] - after[name] for name in after}
             images = match_gradient(
@@ -152,28 +162,20 @@ class FedLGD(Method, AuditHooks, hooks=("is_selected_round", "refines_in_round")
         """Selected rounds; the released code adds one at the end."""
         return self.is_selected_round(round) or self.refines_in_round(round)
 
-    def _images_from_statistics(self, noise: Tensor, mean: Tensors) -> Tensor:
-        statistics = ClassStatistics(mean["mean"].float(), mean["std"].float())
-        return scale_noise(noise.unflatten(0, (-1, self.global_ipc)), statistics).flatten(0, 1)
-
-    def predict(self, server: State, memory: State | None, x: Tensor) -> Tensor:
-        """Logits (n, C) of the global model."""
-        state = unpack("model", server)
-        return predict_logits(build_skeleton(self.model, tuple(x.shape[1:]), len(state["head.weight"])), state, x)  # type: ignore[arg-type]
-
     def local(self, broadcast: Values, memory: State, shard: Shard, ctx: ClientContext) -> Work:
         self.check_mechanisms(ctx.mechanisms)
+        steps = self._matching_stages(broadcast, memory, shard, ctx)
         if ctx.protected("embedding"):
-            steps = self._matching_stages(broadcast, memory, shard, ctx)
             images, labels = distil_protected(self.virtual, memory, steps, shard, ctx)
         else:
             cells = single_client_cells(shard.train, shard.classes)
-            images, labels = self._distil_cells(cells, broadcast, memory, shard, ctx), cells.labels
+            images, labels = distil_cells(self.virtual, cells, memory, steps, shard, ctx), cells.labels
         own = as_records(images.flatten(0, 1), labels.repeat_interleave(self.virtual.ipc))
         update = self._train_virtual(broadcast, memory, own, shard, ctx)
         upload = {"update": Artifact(update, private=ctx.protected("embedding"))}
         if self.server_start == "statistics" and ctx.round == 0:
-            upload["class_statistics"] = Artifact(self._class_statistics(shard))
+            mean, std = class_statistics(shard.train, shard.classes, released=self.virtual.released_statistics)
+            upload["class_statistics"] = Artifact({"mean": mean, "std": std})
         return upload, images_to_memory(images, labels) | self._remember_model(update, ctx)
 
     def _remember_model(self, update: State, ctx: ClientContext) -> State:
@@ -186,50 +188,32 @@ class FedLGD(Method, AuditHooks, hooks=("is_selected_round", "refines_in_round")
 
     def _matching_stages(
         self, broadcast: Values, memory: State, shard: Shard, ctx: ClientContext
-    ) -> list[tuple[MatchingSettings, Networks, MatchingStreams, int]]:
+    ) -> list[MatchingStage]:
         when = {"first": "images/x" not in memory, "refine": self.refines_in_round(ctx.round)}
         return matching_stages(self.virtual, self.model, broadcast, shard, ctx, **when)
-
-    def _distil_cells(
-        self,
-        cells: ClassCells,
-        broadcast: Values,
-        memory: State,
-        shard: Shard,
-        ctx: ClientContext,
-        own: Sequence[Keys] | None = None,
-    ) -> Tensor:
-        return distil_cells(
-            self.virtual, cells, memory, self._matching_stages(broadcast, memory, shard, ctx), shard, ctx, own
-        )
 
     def everyone(self, round: int) -> bool:
         """All clients send their statistics in round 0, where the server's images start from them."""
         return round == 0 and self.server_start == "statistics"
 
-    def _class_statistics(self, shard: Shard) -> Tensors:
-        found = class_statistics(shard.train, shard.classes, released=self.virtual.released_statistics)
-        return {"mean": found.mean, "std": found.std}
-
     def _train_virtual(self, broadcast: Values, memory: State, own: Records, shard: Shard, ctx: ClientContext) -> State:
+        """Plain SGD on the client's images, or on both sets with the regulariser; a single step on the whole set where
+        (before - after) / lr has to be its gradient."""
         late = self.stale and "trained_in" in memory and int(memory["trained_in"]) != ctx.round - 1
         start: Tensors = unpack("trained", memory) if late else broadcast["model"]
-        mixed = self.always_mixed or not self.is_selected_round(ctx.round)
-        plain = self.always_mixed and self._server_matches(ctx.round)  # released code: cross-entropy alone in these
-        return train_virtual(
-            build_skeleton(self.model, shard.shape, shard.classes),
-            start,
-            own,
-            as_records(broadcast["images"]["x"], broadcast["labels"]["y"]) if mixed else None,
-            lr=self.lr,
-            batch_size=self.batch_size,
-            epochs=self.local_epochs,
-            contrast=0.0 if plain else self.contrast,
-            temperature=self.temperature,
-            regulariser=self.regulariser,
-            generator=ctx.keys.fold("train").torch(),
-            one_step=self.target == "gradient" and self.is_selected_round(ctx.round),
-        )
+        own, loss, selected = own.to(start["head.weight"].device), None, self.is_selected_round(ctx.round)
+        if self.always_mixed or not selected:
+            shared = as_records(broadcast["images"]["x"].to(own.x), broadcast["labels"]["y"].to(own.y))
+            plain = self.always_mixed and self._server_matches(ctx.round)  # released code: cross-entropy alone in these
+            loss = tied_loss(shared, 0.0 if plain else self.contrast, self.temperature, self.regulariser)
+            own = as_records(torch.cat([own.x, shared.x]), torch.cat([own.y, shared.y]))
+        if not len(own):
+            return dict(start)
+        length: dict[str, Any] = {"epochs": self.local_epochs, "batch_size": self.batch_size}
+        if selected and self.target == "gradient":
+            length = {"steps": 1, "batch_size": len(own)}
+        model, generator = build_skeleton(self.model, shard.shape, shard.classes), ctx.keys.fold("train").torch()
+        return local_sgd(model, start, own, lr=self.lr, generator=generator, loss=loss, **length)[0]
 
     def spends(self, round: int, mechanisms: Mapping[str, Mechanism]) -> dict[str, int]:
         """How often one client applies each mechanism to one class in one round (all clients in all rounds)."""
@@ -238,39 +222,22 @@ class FedLGD(Method, AuditHooks, hooks=("is_selected_round", "refines_in_round")
         return {name: count for name, count in counts.items() if name in mechanisms}
 
     def claims(self, plan: ClaimedRun, shards: Sequence[Shard]) -> list[Claim]:
-        """The paper's privacy claims in words: it prints no epsilon."""
         return [fedlgd_no_extra_leakage(statistics=self.server_start == "statistics"), fedlgd_attacks()]
 
-    def classifier(self, problem: Problem) -> nn.Module:
-        """The architecture whose parameters travel."""
-        return build(self.model, problem.shape, problem.classes)
-
-    def sent_state(self, broadcast: Values) -> State | None:
-        """The global model."""
-        return dict(broadcast["model"])
-
     def stand_ins(self, memory: State, problem: Problem) -> Tensor | None:
-        """The client's virtual images, once it has some."""
         return memory["images/x"].detach().reshape(-1, *problem.shape) if "images/x" in memory else None
 
     def model_state(self, name: str, value: Tensors, broadcast: Values) -> State | None:
-        """The classifier state that an upload implies, or None where it implies none."""
         return dict(value) if name == "update" else None
 
     def settings(self, shard_size: int) -> dict[str, Any]:
-        """The protocol's public numbers; updates come from virtual images, not from records."""
         return {"lr": self.lr, "momentum": 0.0, "batch_size": self.batch_size, "update_is_delta": False}
 
     def remembers(self, round: int, memory: State) -> bool:
-        """Whether a round's upload reads what the client kept: its virtual images."""
         return round > 0
 
     def local_batched(
-        self,
-        broadcast: Values,
-        memories: Sequence[State],
-        shards: Sequence[Shard],
-        contexts: Sequence[ClientContext],
+        self, broadcast: Values, memories: Sequence[State], shards: Sequence[Shard], contexts: Sequence[ClientContext]
     ) -> Sequence[Work] | None:
         """First rounds at once: they share the first one's batches, but for where images start and how they train.
 
@@ -281,14 +248,11 @@ class FedLGD(Method, AuditHooks, hooks=("is_selected_round", "refines_in_round")
         if scaled or contexts[0].protected("embedding") or any(memories):
             return None
         cells, own = batched_cells(shards), [ctx.keys for ctx in contexts]
-        images = self._distil_cells(cells, broadcast, {}, shards[0], contexts[0], own)
+        steps = self._matching_stages(broadcast, {}, shards[0], contexts[0])
+        images = distil_cells(self.virtual, cells, {}, steps, shards[0], contexts[0], own)
         done = []
         for world, (shard, ctx) in enumerate(zip(shards, contexts)):
             update = self._train_virtual(broadcast, {}, as_records(*labelled_images(cells, images, world)), shard, ctx)
-            done.append(
-                (
-                    {"update": Artifact(update)},
-                    memory_of_replay(cells, images, world) | self._remember_model(update, ctx),
-                )
-            )
+            memory = memory_of_replay(cells, images, world) | self._remember_model(update, ctx)
+            done.append(({"update": Artifact(update)}, memory))
         return done

@@ -34,13 +34,20 @@ from privdd.core.types import (
     pack,
     unpack,
 )
-from privdd.distillation.augmentation import Transform, draw_transform
-from privdd.distillation.class_cells import build_uploads, single_client_cells
+from privdd.distillation.augmentation import draw_transform
+from privdd.distillation.class_cells import (
+    build_uploads,
+    check_init,
+    draw_initial_images,
+    draw_noise_images,
+    single_client_cells,
+    warn_short_classes,
+)
 from privdd.distillation.distribution_matching import (
-    Embed,
     MatchingSettings,
     MatchingStreams,
     Networks,
+    compose_maps,
     descend_images,
     embed_images,
     fresh_networks,
@@ -48,7 +55,6 @@ from privdd.distillation.distribution_matching import (
     match_distributions,
     record_embeddings,
 )
-from privdd.distillation.initial_images import check_init, draw_initial_images, draw_noise_images, warn_short_classes
 from privdd.distillation.private_matching import (
     GRADIENT_QUERY,
     MatchingSteps,
@@ -79,18 +85,11 @@ from privdd.privacy.claims import (
 from privdd.privacy.mechanism import Mechanism
 from privdd.training.dp_sgd import QUERY, count_private_steps, dp_local_sgd
 from privdd.training.server import ServerTraining, pool_uploads, train_on_records
-from privdd.training.sgd import local_adam, predict_logits, split_state
-
-# Representation distillation (FedRD, equation 5): matching in the space of a projection.
-
+from privdd.training.sgd import local_adam, predict_images, split_state
 
 Shape = tuple[int, int, int]
 UPLOAD_NAME = "representations"
-
-
-def streams_of(ctx: ClientContext) -> MatchingStreams:
-    """One round's streams: the client's own batches, everyone's transforms."""
-    return MatchingStreams(ctx.keys.fold("batch"), ctx.public("augment"))
+PRINTED = "the projection is trained on the records and batch norm couples them, so no record has a gradient of its own"
 
 
 def distil_representations(
@@ -114,10 +113,9 @@ def distil_representations(
         return build_uploads(cells, torch.zeros(0, dpc, *shape), UPLOAD_NAME)[0]
     projected = cells.with_images(embed_images(project, shard.train.x))
     first = draw_initial_images(start, projected, dpc, shape, ctx.keys.fold("start")).to(shard.train.x)
-    settings = replace(settings, augment_synthetic=False)
-    return build_uploads(
-        cells, match_distributions(cells, first, networks, settings, streams_of(ctx), real_map=project), UPLOAD_NAME
-    )[0]
+    settings, streams = replace(settings, augment_synthetic=False), MatchingStreams.of_round(ctx)
+    images = match_distributions(cells, first, networks, settings, streams, real_map=project)
+    return build_uploads(cells, images, UPLOAD_NAME)[0]
 
 
 def protected_representations(
@@ -139,19 +137,15 @@ def protected_representations(
     labels = torch.tensor(ctx.problem.class_list)
     noise = draw_noise_images(labels, dpc, shard.shape, ctx.keys.fold("start")).to(shard.train.x)
     first = embed_images(project, noise.flatten(0, 1).abs().clamp(max=1)).unflatten(0, noise.shape[:2])
-    settings = replace(settings, augment_synthetic=False)
+    streams = MatchingStreams.of_round(ctx)
     if ctx.protected("embedding"):
-        views = draw_public_maps(networks, reads, shard.shape, settings, streams_of(ctx), project)
+        settings = replace(settings, augment_synthetic=False)
+        views = draw_public_maps(networks, reads, shard.shape, settings, streams, project)
         images = match_embeddings(first, views, shard.train, settings, ctx)
     else:
-        images = match_noised_gradients(
-            first,
-            networks,
-            _project_records(shard.train, project),
-            replace(settings, augment="none"),
-            streams_of(ctx),
-            ctx,
-        )
+        settings = replace(settings, augment_synthetic=False, augment="none")
+        projected = Records(record_embeddings(project, shard.train.x), shard.train.y, shard.train.ids)
+        images = match_noised_gradients(first, networks, projected, settings, streams, ctx)
     return {
         UPLOAD_NAME: Artifact({"x": images.flatten(0, 1)}, private=True),
         "labels": Artifact({"y": labels.repeat_interleave(dpc)}, private=True),
@@ -179,15 +173,12 @@ def printed_representations(
             f"printed=True: equation 7 clips the batch's mean gradient; set privacy=aggregate_clip, not {GRADIENT_QUERY}"
         )
     ctx = restrict_as_printed(shard, ctx)
-    labels, streams = torch.tensor(ctx.problem.class_list), streams_of(ctx)
+    labels, streams = torch.tensor(ctx.problem.class_list), MatchingStreams.of_round(ctx)
     images = draw_noise_images(labels, dpc, shape, ctx.keys.fold("start")).to(shard.train.x)
     velocity, cells = torch.zeros_like(images), images_by_class(shard.train, ctx.problem.class_list)
     for t, embed in zip(timed_steps(range(settings.iterations)), iterate_networks(networks, settings.iterations)):
         transform = draw_transform(settings.augment, shard.shape, streams.augment.fold(t).torch())
-
-        def embed_real(x: Tensor, embed: Embed = embed, transform: Transform = transform) -> Tensor:
-            return embed(project(transform(x)))
-
+        real = compose_maps(compose_maps(transform, project), embed)
         gradient = release_gradients(
             images,
             embed,
@@ -195,23 +186,14 @@ def printed_representations(
             ctx.problem.class_list,
             ctx,
             batch=settings.batch,
-            real=embed_real,
+            real=real,
             real_chunk=settings.chunk,
         )
         images, velocity = descend_images(images, velocity, gradient, settings)
-    flags = {"public_map": False}
     return {
-        UPLOAD_NAME: Artifact({"x": images.flatten(0, 1)}, flags=flags),
+        UPLOAD_NAME: Artifact({"x": images.flatten(0, 1)}, flags={"public_map": False}),
         "labels": Artifact({"y": labels.repeat_interleave(dpc)}),  # which classes a client holds
     }
-
-
-def _project_records(records: Records, project: Callable[[Tensor], Tensor]) -> Records:
-    """The records as their representations."""
-    return Records(record_embeddings(project, records.x), records.y, records.ids)
-
-
-PRINTED = "the projection is trained on the records and batch norm couples them, so no record has a gradient of its own"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -304,13 +286,11 @@ class FedRD(Method, AuditHooks):
         return memory
 
     def aggregate(self, server: State, inbox: Sequence[Received], keys: Keys) -> State:
-        """Train the task model on the union of all representations."""
         before = unpack("model", server) | unpack("buffers", server)
         pooled = pool_uploads(inbox, "representations")
         model = build_skeleton(self.model, tuple(pooled.x.shape[1:]), len(before["head.weight"]))  # type: ignore[arg-type]
-        params, buffers = split_state(
-            model, train_on_records(model, before, pooled, self.server, keys.fold("batch").torch())
-        )
+        trained = train_on_records(model, before, pooled, self.server, keys.fold("batch").torch())
+        params, buffers = split_state(model, trained)
         return {**server, **pack("model", params), **pack("buffers", buffers)}
 
     def predict(self, server: State, memory: State | None, x: Tensor) -> Tensor:
@@ -323,24 +303,20 @@ class FedRD(Method, AuditHooks):
         if not projection:
             raise ValueError("memory={}: FedRD predicts with a client's own projection, which is in its memory")
         state = unpack("task", memory or {}) or unpack("model", server) | unpack("buffers", server)
-        classes = len(state["head.weight"])
         with torch.no_grad():
-            z = self._build_projector(projection, tuple(x.shape[1:]), classes)(x)  # type: ignore[arg-type]
-        return predict_logits(build_skeleton(self.model, tuple(z.shape[1:]), classes), state, z)  # type: ignore[arg-type]
+            z = self._build_projector(projection, tuple(x.shape[1:]), len(state["head.weight"]))(x)  # type: ignore[arg-type]
+        return predict_images(self.model, state, z)
 
     def spends(self, round: int, mechanisms: Mapping[str, Mechanism]) -> dict[str, int]:
-        """How often one client applies each mechanism to one class in one round."""
         counts = count_queries(mechanisms, self.reads, self.matching.iterations)
         if QUERY in mechanisms:
             counts[QUERY] = count_private_steps(mechanisms[QUERY], self.projection_epochs)
         return counts
 
     def classifier(self, problem: Problem) -> nn.Module:
-        """The task model, on projected images."""
         return build(self.model, projected_shape(self.projection, problem.shape), problem.classes)
 
     def settings(self, shard_size: int) -> dict[str, Any]:
-        """The protocol's public numbers."""
         m = self.matching
         return {"lr": m.lr, "momentum": m.momentum, "batch_size": m.batch, "local_steps": m.iterations, "ipc": self.dpc}
 
@@ -361,20 +337,12 @@ class FedRD(Method, AuditHooks):
         return replace(self, dpc=count)
 
     def remembers(self, round: int, memory: State) -> bool:
-        """Whether a round's upload reads what the client kept."""
         return round > 0 and not self.frozen_projection
 
     def claims(self, plan: ClaimedRun, shards: Sequence[Shard]) -> list[Claim]:
-        """Theorem 1 in both logarithms, where the matching gradients are noised; what is said in words."""
         m, frozen = self.matching, self.frozen_projection
         printed = matching_claims(
-            (fedrd_1, fedrd_table_2),
-            plan,
-            shards,
-            iterations=m.iterations,
-            batch=m.batch,
-            noise_init=self.start == "noise",
-            private_map=not frozen,
+            (fedrd_1, fedrd_table_2), plan, shards, m, noise_init=self.start == "noise", private_map=not frozen
         )
         return [*printed, fedrd_not_real(real_start=self.start == "real"), fedrd_secret_projection(frozen=frozen)]
 
@@ -396,10 +364,10 @@ class FedRD(Method, AuditHooks):
             return self.local(broadcast, {}, shard, ctx)[0]
         return self._build_upload(broadcast, to_device(projection, shard.train.x.device), shard, ctx)
 
-    def _new_projection(self, shape: tuple[int, int, int], classes: int, keys: Keys) -> State:
+    def _new_projection(self, shape: Shape, classes: int, keys: Keys) -> State:
         return initial(self.projection, shape, classes, keys.fold("projection").torch())
 
-    def _build_projector(self, state: Tensors, shape: tuple[int, int, int], classes: int) -> Callable[[Tensor], Tensor]:
+    def _build_projector(self, state: Tensors, shape: Shape, classes: int) -> Callable[[Tensor], Tensor]:
         model, fixed = build_skeleton(self.projection, shape, classes), {n: t.detach() for n, t in state.items()}
         return lambda x: functional_call(model, fixed, (x,))
 
@@ -416,12 +384,13 @@ class FedRD(Method, AuditHooks):
                 return F.cross_entropy(functional_call(task, frozen, (functional_call(net, dict(params), (x,)),)), y)
 
             steps = count_private_steps(ctx.mechanisms[QUERY], self.projection_epochs)
-            lr = self.private_lr
-            return dp_local_sgd(
-                net, state, shard.train, lr=lr, momentum=0.0, weight_decay=0.0, steps=steps, ctx=ctx, loss=record_loss
-            )
+            return dp_local_sgd(net, state, shard.train, lr=self.private_lr, steps=steps, ctx=ctx, loss=record_loss)
         if not len(shard.train):
             return dict(state)
+
+        def batch_loss(net: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+            return F.cross_entropy(functional_call(task, frozen, (net(x),)), y)
+
         return local_adam(
             net,
             state,
@@ -430,12 +399,10 @@ class FedRD(Method, AuditHooks):
             batch_size=self.projection_batch,
             epochs=self.projection_epochs,
             generator=ctx.keys.fold("projection", "batch").torch(),
-            loss=partial(_projection_loss, task, frozen),
+            loss=batch_loss,
         )
 
-    def _matching_networks(
-        self, shape: tuple[int, int, int], classes: int, ctx: ClientContext, device: torch.device
-    ) -> Networks:
+    def _matching_networks(self, shape: Shape, classes: int, ctx: ClientContext, device: torch.device) -> Networks:
         """New networks of the task model's kind, without its last layer."""
         law = partial(initial, self.model, shape, classes)
         return fresh_networks(build_skeleton(self.model, shape, classes), law, ctx.public("networks"), device=device)
@@ -469,11 +436,4 @@ class FedRD(Method, AuditHooks):
                 "algo=fedrd_printed runs it as printed, without a guarantee"
             )
         if self.start != "noise":
-            raise ValueError(
-                f"start={self.start!r}: a guarantee needs start=noise, for any other start reads the records"
-            )
-
-
-def _projection_loss(task: nn.Module, state: Tensors, net: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    """Cross-entropy of the frozen task model on projected images."""
-    return F.cross_entropy(functional_call(task, dict(state), (net(x),)), y)
+            raise ValueError(f"start={self.start!r}: a guarantee needs start=noise, any other start reads the records")

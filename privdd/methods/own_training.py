@@ -46,7 +46,6 @@ class OwnTraining(FedAvg):
         return found
 
     def settings(self, shard_size: int) -> dict[str, float]:
-        """How a client trains is in no setting."""
         return {"update_is_delta": self.update_is_delta}
 
     def _train_client(self, turn: ClientRound) -> Trained:

@@ -6,22 +6,29 @@ stage for FL methods other than ours"), and any other pairing of a distiller wit
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from attacks.types import Surface
-from privdd.core.rng import Keys
-from privdd.core.types import Problem, Received, Shard, State, Tensors, Values, Work, pack, unpack
+from privdd.core.types import Problem, Shard, State, Values, Work, pack, unpack
 from privdd.distillation.private_matching import check_no_batch_norm
 from privdd.distillation.virtual_images import Distiller, replace_by_images
 from privdd.federated.channel import ClientContext
 from privdd.federated.method import AuditHooks, Method
 from privdd.methods.fedavg import FedAvg
 from privdd.models import ModelSpec
-from privdd.privacy.mechanism import Mechanism
+
+
+def _ask_inner(hook: str) -> Any:
+    """A hook that the inner method answers."""
+
+    def ask(self: VirtualData, *given: Any) -> Any:
+        return getattr(self.inner, hook)(*given)
+
+    return ask
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,59 +63,34 @@ class VirtualData(Method, AuditHooks):
     def rounds(self) -> int:
         return self.inner.rounds
 
-    def init(self, problem: Problem, keys: Keys) -> State:
-        return self.inner.init(problem, keys)
-
-    def broadcast(self, server: State) -> Values:
-        return self.inner.broadcast(server)
+    init = _ask_inner("init")
+    broadcast = _ask_inner("broadcast")
+    aggregate = _ask_inner("aggregate")
+    spends = _ask_inner("spends")
+    phase = _ask_inner("phase")
+    classifier = _ask_inner("classifier")
+    sent_state = _ask_inner("sent_state")
+    model_state = _ask_inner("model_state")
+    record_loss = _ask_inner("record_loss")
+    opening = _ask_inner("opening")
+    settings = _ask_inner(
+        "settings"
+    )  # as if it trained on the records: how many images there are depends on their classes
 
     def local(self, broadcast: Values, memory: State, shard: Shard, ctx: ClientContext) -> Work:
         own, images = replace_by_images(self.virtual, self.model, memory, shard, ctx)
         upload, inner = self.inner.local(broadcast, unpack("inner", memory), own, ctx)
         return upload, {**images, **pack("inner", inner)}
 
-    def aggregate(self, server: State, inbox: Sequence[Received], keys: Keys) -> State:
-        return self.inner.aggregate(server, inbox, keys)
-
     def predict(self, server: State, memory: State | None, x: Tensor) -> Tensor:
-        """Logits (n, C), as the inner method predicts."""
         return self.inner.predict(server, None if memory is None else unpack("inner", memory), x)
 
     def client_private(self) -> VirtualData:
         return replace(self, inner=self.inner.client_private())
 
-    def spends(self, round: int, mechanisms: Mapping[str, Mechanism]) -> dict[str, int]:
-        """How often one client applies each mechanism in one round."""
-        return self.inner.spends(round, mechanisms)
-
-    def phase(self, round: int) -> str:
-        return self.inner.phase(round)
-
-    def classifier(self, problem: Problem) -> nn.Module | None:
-        return self.inner.classifier(problem)
-
-    def sent_state(self, broadcast: Values) -> State | None:
-        return self.inner.sent_state(broadcast)
-
-    def model_state(self, name: str, value: Tensors, broadcast: Values) -> State | None:
-        return self.inner.model_state(name, value, broadcast)
-
-    def record_loss(
-        self, name: str, value: Tensors, broadcast: Values, problem: Problem
-    ) -> Callable[[Tensor, Tensor], Tensor] | None:
-        return self.inner.record_loss(name, value, broadcast, problem)
-
-    def opening(self, problem: Problem, seed: int) -> State | None:
-        return self.inner.opening(problem, seed)
-
     def maps(self, broadcast: Values, memory: State, problem: Problem) -> Mapping[str, Callable[[Tensor], Tensor]]:
         return self.inner.maps(broadcast, unpack("inner", memory), problem)
 
-    def settings(self, shard_size: int) -> dict[str, Any]:
-        """The inner method's, as if it trained on the records: how many images there are depends on their classes."""
-        return self.inner.settings(shard_size)
-
     def stand_ins(self, memory: State, problem: Problem) -> Tensor | None:
-        """The client's virtual images, once it has some."""
         images = memory.get("images/x")
         return None if images is None else images.detach().reshape(-1, *problem.shape)

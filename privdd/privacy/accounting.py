@@ -3,11 +3,13 @@
 Relations: ``add_remove`` (one record more or less), ``zero_out`` (one record replaced by nothing, the
 count being public; same numbers) and ``replace`` (one record exchanged, every sensitivity doubles).
 dp-accounting 0.6 doubles under ``replace`` in its PLD accountant but not in its RDP accountant: here
-both double. Compositions of Gaussians are exact (Balle and Wang 2018, Theorem 8).
+both double. Compositions of Gaussians are exact (Balle and Wang 2018, Theorem 8). Beside epsilon: the whole trade-off curve,
+and bounds for batches that are no Poisson samples (``bound_batch_epsilon``).
 """
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import math
 import warnings
@@ -23,6 +25,7 @@ from dp_accounting.pld.common import DifferentialPrivacyParameters
 from dp_accounting.rdp import RdpAccountant
 from scipy.optimize import brentq
 from scipy.special import ndtr, ndtri
+from scipy.stats import norm
 
 from privdd.core.group_settings import Relation
 from privdd.privacy.events import Tally, UnsupportedEvent, tally_events
@@ -96,8 +99,9 @@ def _compose_events(total: Tally, scale: float) -> dpa.DpEvent:
 
 @lru_cache(maxsize=4096)
 def _pld_epsilon(total: Tally, delta: float, relation: Relation, interval: float | None = None) -> float:
-    if not total.poisson and not total.laplace:
-        return _gaussian_epsilon(total.squared_mu, delta, relation)
+    if total.is_gaussian:
+        mu = math.sqrt(total.squared_mu) * (2 if relation == "replace" else 1)
+        return float(dpa.get_epsilon_gaussian(1 / mu, delta))
     ceiling = _epsilon_ceiling(total, delta, relation)
     step = interval or max(FINEST, ceiling / POINTS)
     value = _loss_epsilon(total, delta, relation, step)
@@ -127,11 +131,6 @@ def check_work(totals: Iterable[Tally]) -> None:
             raise UnsupportedEvent("more different events, or compositions of them, than are accounted in some minutes")
 
 
-def _gaussian_epsilon(squared_mu: float, delta: float, relation: Relation) -> float:
-    mu = math.sqrt(squared_mu) * (2 if relation == "replace" else 1)
-    return float(dpa.get_epsilon_gaussian(1 / mu, delta))
-
-
 def _epsilon_ceiling(total: Tally, delta: float, relation: Relation) -> float:
     """A bound that stays finite where the discretised loss overflows to infinity.
 
@@ -156,7 +155,8 @@ def composed_loss(total: Tally, relation: Relation, interval: float) -> pld.Priv
     Losses too large for the grid's arithmetic are rounded up to no protection at all: delta 1 at every epsilon.
     """
     try:
-        return _compose_loss(total, relation, interval)
+        with _silence_warnings():
+            return _compose_loss(total, relation, interval)
     except OverflowError:
         nothing = DifferentialPrivacyParameters(0.0, 1.0)
         return pld.from_privacy_parameters(nothing, value_discretization_interval=interval)
@@ -164,15 +164,14 @@ def composed_loss(total: Tally, relation: Relation, interval: float) -> pld.Priv
 
 def _compose_loss(total: Tally, relation: Relation, interval: float) -> pld.PrivacyLossDistribution:
     width = 2.0 if relation == "replace" else 1.0
-    with _silence_warnings():
-        loss = pld.identity(value_discretization_interval=interval)
-        if total.squared_mu:
-            loss = loss.compose(_gaussian_loss(1 / math.sqrt(total.squared_mu), 1.0, relation, interval))
-        for (q, z), n in total.poisson:
-            loss = loss.compose(_gaussian_loss(z, q, relation, interval).self_compose(n))
-        for b, n in total.laplace:
-            one = pld.from_laplace_mechanism(b, sensitivity=width, value_discretization_interval=interval)
-            loss = loss.compose(one.self_compose(n))
+    loss = pld.identity(value_discretization_interval=interval)
+    if total.squared_mu:
+        loss = loss.compose(_gaussian_loss(1 / math.sqrt(total.squared_mu), 1.0, relation, interval))
+    for (q, z), n in total.poisson:
+        loss = loss.compose(_gaussian_loss(z, q, relation, interval).self_compose(n))
+    for b, n in total.laplace:
+        one = pld.from_laplace_mechanism(b, sensitivity=width, value_discretization_interval=interval)
+        loss = loss.compose(one.self_compose(n))
     return loss
 
 
@@ -217,8 +216,7 @@ def calibrate(
     """The noise multiplier z at which ``make_event(z)`` costs between 0.985 and 0.999 of ``epsilon``.
 
     The margin keeps a recomputation by other software, with its own rounding, at or below epsilon.
-    Raises ValueError where no z in [2**-7, 2**20] reaches it (something else in the event is not
-    protected, or costs more than epsilon by itself).
+    Raises ValueError where no z in [2**-7, 2**20] reaches it.
     """
     if not 0 < epsilon < math.inf:
         raise ValueError(f"epsilon={epsilon!r}: a finite number above 0 is needed")
@@ -261,15 +259,6 @@ def _find_multiplier(cost: Callable[[float], float], target: float) -> float:
     return math.exp(brentq(gap, math.log(low), math.log(high), xtol=5e-4))
 
 
-# The accountant's whole trade-off curve: type I error -> the least type II error of any test for one record.
-#
-# What the accountant proves is a profile delta(epsilon) that bounds both orders of every pair of neighbours; the curve
-# that goes with it is the supremum of the curves of all its (epsilon, delta(epsilon)) (Dong, Roth and Su 2022,
-# Proposition 2.12). Privacy losses are rounded upwards and only some epsilons are used, so the curve errs towards less
-# privacy: a mechanism that meets its accounting is on it or above. It is its own inverse. A composition of Gaussians has
-# its closed form instead.
-
-
 TradeOff = Callable[[Any], Any]  # type I errors in [0, 1], floats or arrays -> type II errors
 CURVE_LINES = 600  # lines that make up a curve; half of them for each order of the errors
 SMALLEST = 1e-9  # delta of the largest of their epsilons
@@ -279,7 +268,12 @@ GRID = 2e4  # at most about so many steps of the discretised loss
 
 
 def trade_off(event: dpa.DpEvent, *, relation: Relation = "add_remove", scale: float = 1.0) -> TradeOff:
-    """The curve of one event under ``relation``.
+    """The trade-off curve of one event under ``relation``: type I error -> the least type II error of any test for one record.
+
+    What the accountant proves is a profile delta(epsilon) that bounds both orders of every pair of neighbours; the curve that
+    goes with it is the supremum of the curves of all its (epsilon, delta(epsilon)) (Dong, Roth and Su 2022, Proposition 2.12).
+    Privacy losses are rounded upwards and only some epsilons are used, so the curve errs towards less privacy: a mechanism that
+    meets its accounting is on it or above. It is its own inverse. A composition of Gaussians has its closed form instead.
 
     scale: of the sensitivity, so 2 is the curve of the same releases with half the noise. Raises UnsupportedEvent for
     what this accountant cannot bound and ValueError for a bad relation or scale.
@@ -290,7 +284,7 @@ def trade_off(event: dpa.DpEvent, *, relation: Relation = "add_remove", scale: f
     total = scale_tally(tally_events([(event, 1)]), scale)
     if not total.private:
         return lambda alpha: np.zeros_like(np.asarray(alpha, dtype=np.float64))
-    if not total.poisson and not total.laplace:
+    if total.is_gaussian:
         mu = math.sqrt(total.squared_mu) * (2 if relation == "replace" else 1)
         return lambda alpha: ndtr(ndtri(1 - np.asarray(alpha, dtype=np.float64)) - mu)
     return _curve_from_losses(total, relation)
@@ -310,7 +304,7 @@ def epsilon_at(event: dpa.DpEvent, delta: float, *, relation: Relation, scale: f
     """The epsilon at ``delta`` of the member ``scale`` of the event's family, rounded upwards; 0 at scale 0."""
     check_delta(delta)
     total = scale_tally(tally_events([(event, 1)]), scale) if scale else Tally()
-    if (not total.poisson and not total.laplace) or not total.private:
+    if total.is_gaussian or not total.private:
         return epsilon_of(total, delta, relation=relation, accountant="pld")
     return float(composed_loss(total, relation, COARSE).get_epsilon_for_delta(delta))
 
@@ -332,3 +326,76 @@ def _curve_from_losses(total: Tally, relation: Relation) -> TradeOff:
         return np.max(heights - slopes * at[..., None], axis=-1)
 
     return evaluate_curve
+
+
+Batches = Literal["shuffled", "balls_in_bins", "poisson"]
+ALLOCATION_LIBRARY = "PLD_accounting"
+SHIFTS = {"shuffled": (2.0, 1.0), "balls_in_bins": (1.0, 0.0)}  # of the batch with the record, and without it
+COORDINATE_CELLS = 2000  # intervals that the largest coordinate is sorted into
+SHIFT_REACH = 9.0  # standard deviations beyond the shift
+
+
+def bound_batch_epsilon(
+    noise_multiplier: float, delta: float, *, batches: int, epochs: int = 1, sampling: Batches = "shuffled"
+) -> tuple[float, float]:
+    """(a lower, an upper bound) of epsilon at ``delta`` of noised sums over batches; for ``poisson`` batches at rate 1 / batches
+    both are the accountant's.
+
+    An epoch has T batches and each record is in one of them; a record adds at most 1 to the sum of its batch, which gets
+    Gaussian noise of standard deviation z and is released; how many records there are, and the batches' sizes, are public.
+    ``shuffled``: a permutation of all records is cut into batches, as most loaders do. Neighbours: the record becomes nothing
+    (``zero_out``). ``balls_in_bins``: each record draws its batch by itself; adding a record is then covered too.
+
+    Upper bounds: given all batches, the releases are Gaussian with a shift of 1 in one batch of each epoch, and divergences
+    are jointly convex. Lower bounds: the pairs of Chua et al. (2024, *How Private are DP-SGD Implementations?*, Theorem 4.2;
+    2025, *Balls-and-Bins Sampling for DP-SGD*), for shuffled batches with all other records opposite to this one, of which
+    each epoch's largest coordinate is kept. Where the library ``PLD_accounting`` (Feldman and Shenfeld 2025; Shenfeld et al.
+    2026) is installed, balls-in-bins batches have its bounds, which are almost equal.
+
+    noise_multiplier: noise over the clip, above 0; batches: of an epoch, from 1. Raises ValueError.
+    """
+    check_delta(delta)
+    if not 0 < noise_multiplier < math.inf:
+        raise ValueError(f"noise_multiplier={noise_multiplier!r}: a finite number above 0 is needed")
+    if sampling not in get_args(Batches):
+        raise ValueError(f"sampling={sampling!r}: allowed are {', '.join(get_args(Batches))}")
+    if not (1 <= batches <= 10**7 and 1 <= epochs <= 10**5):
+        raise ValueError(f"batches={batches}, epochs={epochs}: 1 to 1e7 and 1 to 1e5 are allowed")
+    if sampling == "poisson":
+        event = dpa.PoissonSampledDpEvent(1 / batches, dpa.GaussianDpEvent(noise_multiplier))
+        both = epsilon(dpa.SelfComposedDpEvent(event, batches * epochs), delta)
+        return both, both
+    whole = float(dpa.get_epsilon_gaussian(noise_multiplier / math.sqrt(epochs), delta))
+    if batches == 1:
+        return whole, whole
+    if sampling == "balls_in_bins" and importlib.util.find_spec(ALLOCATION_LIBRARY) is not None:
+        from PLD_accounting import gaussian_allocation_epsilon_range
+
+        high, low = gaussian_allocation_epsilon_range(
+            delta=delta, sigma=noise_multiplier, num_steps=batches, num_epochs=epochs
+        )
+        return max(0.0, float(low)), min(float(high), whole)
+    shifts = SHIFTS[sampling]
+    orders = (shifts, shifts[::-1])
+    low = max(_largest_coordinate_epsilon(noise_multiplier, delta, batches, epochs, order) for order in orders)
+    return min(low, whole), whole
+
+
+def _largest_coordinate_epsilon(z: float, delta: float, batches: int, epochs: int, order: tuple[float, float]) -> float:
+    """Epsilon of ``epochs`` largest coordinates with shift order[0] against those with order[1], rounded downwards.
+
+    The largest of T normal numbers of deviation z, one of them shifted by s, is below c with chance
+    Phi((c - s) / z) Phi(c / z)^(T - 1); which one it is tells nothing more, by symmetry.
+    """
+    edges = np.linspace(-SHIFT_REACH * z, max(order) + SHIFT_REACH * z, COORDINATE_CELLS - 1)
+    masses = []
+    for shift in order:
+        log_below = norm.logcdf((edges - shift) / z) + (batches - 1) * norm.logcdf(edges / z)
+        above = np.concatenate([[1.0], -np.expm1(log_below), [0.0]])  # accurate where it is small
+        masses.append(np.maximum(above[:-1] - above[1:], 0.0))
+    kept = (masses[0] > 0) & (masses[1] > 0)  # what is left out counts for neither: the bound is lower for it
+    upper, lower = (dict(enumerate(np.log(mass[kept]))) for mass in masses)
+    loss = pld.from_two_probability_mass_functions(
+        lower, upper, pessimistic_estimate=False, value_discretization_interval=COARSE
+    )
+    return max(0.0, float(loss.self_compose(epochs).get_epsilon_for_delta(delta)))

@@ -62,7 +62,10 @@ def compute_rows(function: RowFunction, params: Tensors, *rows: Tensor, at_most:
     size = max(1, min(len(rows[0]), at_most or len(rows[0])))
     sizes = _pass_sizes(function, params, rows, size)
     passes = zip(*(tensor.split(min(sizes.holding(size), sizes.most)) for tensor in rows))
-    parts = [_one_pass(function, params, part, sizes.holding(len(part[0]))) for part in passes]
+    parts = []
+    for part in passes:
+        made = function(params, *(filled(tensor, sizes.holding(len(tensor))) for tensor in part))
+        parts.append({name: value[: len(part[0])] for name, value in made.items()})
     return parts[0] if len(parts) == 1 else {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
 
@@ -70,11 +73,6 @@ def filled(rows: Tensor, count: int) -> Tensor:
     """``rows`` (n, ...), and as many rows of zeros as are missing to ``count``."""
     missing = count - len(rows)
     return torch.cat([rows, rows.new_zeros(missing, *rows.shape[1:])]) if missing > 0 else rows
-
-
-def _one_pass(function: RowFunction, params: Tensors, rows: Sequence[Tensor], count: int) -> State:
-    made = function(params, *(filled(tensor, count) for tensor in rows))
-    return {name: value[: len(rows[0])] for name, value in made.items()}
 
 
 def _pass_sizes(function: RowFunction, params: Tensors, rows: Sequence[Tensor], size: int) -> PassSizes:

@@ -18,10 +18,10 @@ from typing import Any, Literal, Protocol
 import dp_accounting as dpa
 import torch
 
+from attacks.validation import check_counts, check_positive, check_probability
 from privdd.core.types import Problem, Shard
 from privdd.privacy.accounting import check_delta
 from privdd.privacy.accounting import epsilon as accounted
-from privdd.privacy.clipping import require_positive
 
 DELTA = 1e-5  # at which FedDM and FedRD evaluate their theorems; FedFed names none
 NO_NUMBER = "no number"
@@ -89,6 +89,10 @@ class Claim:
         return head | {name: part for name, part in more.items() if part}
 
 
+def _claim_in_words(source: str, why: str, *tested_by: str, neighbours: str = "", sound: bool = False) -> Claim:
+    return Claim(source, None, sound, why, neighbours=neighbours, tested_by=tested_by)
+
+
 def smallest_claim(claims: Iterable[Claim]) -> Claim | None:
     """The claim of the smallest epsilon; None where no claim gives a number for its run."""
     return min((c for c in claims if c.number is not None), key=lambda c: c.number or 0.0, default=None)
@@ -123,13 +127,8 @@ class FeatureRun:
     def __post_init__(self) -> None:
         check_delta(self.delta)
         check_delta(self.delta_hat)
-        require_positive(self.variance, "variance")
-        if self.rho is not None:
-            require_positive(self.rho, "rho")
-        for name in ("rounds", "clients"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or not value >= 1:
-                raise ValueError(f"{name}={value!r}: an integer >= 1 is needed")
+        check_positive(self, "variance", *(["rho"] if self.rho is not None else []))
+        check_counts(self, "rounds", "clients")
 
     @property
     def shared_fraction(self) -> float:
@@ -138,22 +137,17 @@ class FeatureRun:
 
     def lemma_value(self, rounds: int | None = None) -> float:
         """The value inside the O(.) of Lemma D.2, for this many rounds (default: the run's)."""
-        return lemma_d_2(
-            variance=self.variance, rho=self.shared_fraction, delta=self.delta, rounds=rounds or self.rounds
-        )
+        return lemma_d_2(self.variance, self.shared_fraction, self.delta, rounds or self.rounds)
+
+    @property
+    def paper_value(self) -> float:
+        """The same for the paper's own R and sigma_s."""
+        return lemma_d_2(PAPER_VARIANCE, self.shared_fraction, self.delta, PAPER_ROUNDS)
 
     @property
     def total_delta(self) -> float:
         """1 - (1 - delta_hat) (1 - delta)**k (Theorem 3.4)."""
         return -math.expm1(math.log1p(-self.delta_hat) + self.clients * math.log1p(-self.delta))
-
-    @property
-    def paper_values(self) -> tuple[float, float]:
-        """Theorem 3.4 for the paper's own R, k and sigma_s: as printed, and as its source has it."""
-        eps = lemma_d_2(variance=PAPER_VARIANCE, rho=self.shared_fraction, delta=self.delta, rounds=PAPER_ROUNDS)
-        return printed_composition(eps, PAPER_CLIENTS, self.delta_hat), kairouz_composition(
-            eps, PAPER_CLIENTS, self.delta_hat
-        )
 
     @property
     def describe_choices(self) -> tuple[str, ...]:
@@ -186,7 +180,7 @@ def feature_run(mechanism: Any, problem: Problem, *, rounds: int, raw: bool) -> 
     )
 
 
-def lemma_d_2(*, variance: float, rho: float, delta: float, rounds: int) -> float:
+def lemma_d_2(variance: float, rho: float, delta: float, rounds: int) -> float:
     """rho sqrt(R log(1/delta)) / sigma_s: what Lemma D.2 prints inside its O(.), natural logarithm."""
     return rho * math.sqrt(rounds * math.log(1 / delta)) / math.sqrt(variance)
 
@@ -195,13 +189,13 @@ def fedfed_d_1(run: FeatureRun) -> Claim:
     """Yang et al. 2023 (FedFed), Lemma D.1: raw records shared, O(sqrt(R log(1/delta)) (rho / sigma_s + (1 - rho) / sigma_r))."""
     does = "as this run does" if run.raw else "which this run does not do"
     why = f"fixed only up to unstated constants, for sharing raw records, {does}"
-    return Claim("Yang 2023, Lemma D.1", None, False, why, neighbours=FEDFED_NEIGHBOURS)
+    return _claim_in_words("Yang 2023, Lemma D.1", why, neighbours=FEDFED_NEIGHBOURS)
 
 
 def fedfed_d_3(run: FeatureRun) -> Claim:
     """Yang et al. 2023 (FedFed), Theorem D.3 (Abadi et al. 2016): sigma = c2 q sqrt(T log(1/delta)) / epsilon."""
     why = "sigma = c2 q sqrt(T log(1/delta)) / epsilon for epsilon < c1 q^2 T: the constants c1 and c2 are not given"
-    return Claim("Yang 2023, Theorem D.3", None, False, why, neighbours=FEDFED_NEIGHBOURS)
+    return _claim_in_words("Yang 2023, Theorem D.3", why, neighbours=FEDFED_NEIGHBOURS)
 
 
 def fedfed_d_2(run: FeatureRun) -> Claim:
@@ -214,10 +208,9 @@ def fedfed_d_2(run: FeatureRun) -> Claim:
         wrong.append("features are not clipped, so the sensitivity is unbounded")
     if not run.noise_per_record:
         wrong.append("one noise image serves a whole batch: differences of features leave exactly")
-    own = lemma_d_2(variance=PAPER_VARIANCE, rho=run.shared_fraction, delta=run.delta, rounds=PAPER_ROUNDS)
     choices = (
         f"with the dropped constant set to 1: {run.lemma_value():.3g}; with R = 1, as in the proof's last line, {run.lemma_value(1):.3g}",
-        f"for the paper's own R = {PAPER_ROUNDS} and sigma_s^2 = {PAPER_VARIANCE:g}: {own:.3g}",
+        f"for the paper's own R = {PAPER_ROUNDS} and sigma_s^2 = {PAPER_VARIANCE:g}: {run.paper_value:.3g}",
         *run.describe_choices,
     )
     return Claim("Yang 2023, Lemma D.2", None, False, "; ".join(wrong), run.delta, choices, FEDFED_NEIGHBOURS)
@@ -242,34 +235,35 @@ def fedfed_3_3(run: FeatureRun) -> Claim:
 
 def fedfed_3_4(run: FeatureRun) -> Claim:
     """Yang et al. 2023 (FedFed), Theorem 3.4 as printed in appendix D.7, over k clients, at its total delta."""
-    value = printed_composition(run.lemma_value(), run.clients, run.delta_hat)
     note = "it misprints the theorem that it cites: sqrt(k eps^2 / delta_hat) for sqrt(k eps^2) / delta_hat"
-    return _composition_claim("Yang 2023, Theorem 3.4 as printed", run, value, run.paper_values[0], note)
+    return _composition_claim("Yang 2023, Theorem 3.4 as printed", run, printed_composition, note)
 
 
 def fedfed_3_4_source(run: FeatureRun) -> Claim:
     """The composition as in the theorem's source (Kairouz, Oh and Viswanath 2015, Theorem 3.4)."""
-    value = kairouz_composition(run.lemma_value(), run.clients, run.delta_hat)
-    return _composition_claim("Yang 2023, Theorem 3.4 as its source has it", run, value, run.paper_values[1], "")
+    return _composition_claim("Yang 2023, Theorem 3.4 as its source has it", run, kairouz_composition)
 
 
-def _composition_claim(source: str, run: FeatureRun, value: float, own: float, note: str) -> Claim:
-    why = [
+def _composition_claim(
+    source: str, run: FeatureRun, compose: Callable[[float, int, float], float], *notes: str
+) -> Claim:
+    each, own = run.lemma_value(), compose(run.paper_value, PAPER_CLIENTS, run.delta_hat)
+    why = (
         f"the {run.clients} clients hold different records, so the least protected client decides and nothing has to be composed",
         UNPROTECTED,
-        *([note] if note else []),
-    ]
+        *notes,
+    )
     choices = (
-        f"k = {run.clients}, this run's clients, of epsilon {run.lemma_value():.3g} each",
+        f"k = {run.clients}, this run's clients, of epsilon {each:.3g} each",
         *run.describe_choices,
         f"delta_hat = {run.delta_hat:g}; the paper states no value",
         f"for the paper's own R = {PAPER_ROUNDS}, k = {PAPER_CLIENTS} and sigma_s^2 = {PAPER_VARIANCE:g}: {own:.3g}",
         "appendix D.7's typesetting; the brackets of section 3.3 differ",
     )
-    missing = "it rests on Lemma D.2, whose constant the paper leaves out; 1 is used here"
     return Claim(
-        source, value, False, "; ".join(why), run.total_delta, choices, FEDFED_NEIGHBOURS, not_applicable=missing
-    )
+        source, compose(each, run.clients, run.delta_hat), False, "; ".join(why), run.total_delta, choices, FEDFED_NEIGHBOURS,
+        not_applicable="it rests on Lemma D.2, whose constant the paper leaves out; 1 is used here",
+    )  # fmt: skip
 
 
 PUBLISHED_DELTA, PUBLISHED_SENSITIVITY = 1e-3, 1.0
@@ -279,22 +273,16 @@ def fedfed_published(run: FeatureRun) -> Claim:
     """The number that FedFed's authors give in an issue of their repository: Delta f sqrt(ln(1/delta) / sigma_s), which is
     4.22 at sigma_s**2 = 0.15, delta = 1e-3 and Delta f = 1. The Gaussian mechanism has 10.66 there."""
     value = PUBLISHED_SENSITIVITY * math.sqrt(math.log(1 / PUBLISHED_DELTA) / math.sqrt(PAPER_VARIANCE))
-    unmet = [
-        *([] if run.gaussian else ["it is for Gaussian noise"]),
-        *(
-            []
-            if math.isclose(run.variance, PAPER_VARIANCE)
-            else [f"it is for a variance of {PAPER_VARIANCE:g}, this run's is {run.variance:.3g}"]
-        ),
-        *([] if run.noise_per_record else ["one noise image serves a whole batch"]),
-    ]
-    if run.norm is None or run.norm > PUBLISHED_SENSITIVITY:
-        bound = (
-            "nothing bounds the features"
-            if run.norm is None
-            else f"features of this run may have a norm of {run.norm:.3g}"
-        )
-        unmet.append(f"it is for a sensitivity of 1, and {bound}")
+    bound = "nothing bounds the features"
+    if run.norm is not None:
+        bound = f"features of this run may have a norm of {run.norm:.3g}"
+    needed = {
+        "it is for Gaussian noise": run.gaussian,
+        f"it is for a variance of {PAPER_VARIANCE:g}, this run's is {run.variance:.3g}": math.isclose(run.variance, PAPER_VARIANCE),
+        "one noise image serves a whole batch": run.noise_per_record,
+        f"it is for a sensitivity of 1, and {bound}": run.norm is not None and run.norm <= PUBLISHED_SENSITIVITY,
+    }  # fmt: skip
+    unmet = [condition for condition, holds in needed.items() if not holds]
     why = f"the Gaussian mechanism of that sensitivity needs more; {UNPROTECTED}"
     choices = (f"Delta f sqrt(ln(1/delta) / sigma_s), of one release, at delta = {PUBLISHED_DELTA:g}",)
     return Claim(
@@ -352,11 +340,9 @@ class MatchingRun:
     def __post_init__(self) -> None:
         check_delta(self.delta)
         if self.noise_multiplier is not None:
-            require_positive(self.noise_multiplier, "noise_multiplier")
-        if isinstance(self.steps, bool) or not isinstance(self.steps, int) or not self.steps >= 1:
-            raise ValueError(f"steps={self.steps!r}: an integer >= 1 is needed")
-        if not 0 < self.sampling_rate <= 1:
-            raise ValueError(f"sampling_rate={self.sampling_rate!r}: a number in (0, 1] is needed")
+            check_positive(self, "noise_multiplier")
+        check_counts(self, "steps")
+        check_probability(self, "sampling_rate")
         if self.clipping not in ("record", "aggregate", "none"):
             raise ValueError(f"clipping={self.clipping!r}: allowed are record, aggregate, none")
 
@@ -366,33 +352,28 @@ class MatchingRun:
         return self.steps * self.sampling_rate**2
 
 
-@dataclass(frozen=True)
-class TheoremForms:
-    """Both forms of the theorem, solved for epsilon; second is infinite where T q**2 <= epsilon / 2 fails."""
+def _solve_forms(run: MatchingRun, logarithm: float) -> tuple[float, float]:
+    """Both forms of the theorem, solved for epsilon; the second is infinite where T q**2 <= epsilon / 2 fails.
 
-    first: float
-    second: float
+    log(1/delta) = ``logarithm``: sigma = sqrt(log(delta) / (T q**2 - epsilon)), or sqrt(2 log(1/delta) / epsilon).
+    """
+    noise = logarithm / float(run.noise_multiplier or math.nan) ** 2
+    applies = run.steps_times_q_squared <= noise * (1 + 1e-12)
+    return noise + run.steps_times_q_squared, 2 * noise if applies else math.inf
 
-    @staticmethod
-    def solve_forms(run: MatchingRun, logarithm: float) -> TheoremForms:
-        """log(1/delta) = ``logarithm``: sigma = sqrt(log(delta) / (T q**2 - epsilon)), or sqrt(2 log(1/delta) / epsilon)."""
-        noise = logarithm / float(run.noise_multiplier or math.nan) ** 2
-        return TheoremForms(
-            noise + run.steps_times_q_squared,
-            2 * noise if run.steps_times_q_squared <= noise * (1 + 1e-12) else math.inf,
+
+def _describe_forms(run: MatchingRun, first: float, second: float) -> str:
+    if math.isinf(second):
+        return (
+            f"first form {first:.3g}; the second does not apply (T q^2 = {run.steps_times_q_squared:.3g} > epsilon / 2)"
         )
-
-    def describe_forms(self, run: MatchingRun) -> str:
-        said = f"first form {self.first:.3g}"
-        if math.isinf(self.second):
-            return f"{said}; the second does not apply (T q^2 = {run.steps_times_q_squared:.3g} > epsilon / 2)"
-        return f"{said}, second form {self.second:.3g} (T q^2 = {run.steps_times_q_squared:.3g} <= epsilon / 2)"
+    return f"first form {first:.3g}, second form {second:.3g} (T q^2 = {run.steps_times_q_squared:.3g} <= epsilon / 2)"
 
 
 def feddm_3_1(run: MatchingRun) -> Claim:
     """Xiong et al. 2023 (FedDM), Theorem 3.1 (Abadi et al. 2016): sigma >= c2 q sqrt(T log(1/delta)) / epsilon."""
     why = "sigma >= c2 q sqrt(T log(1/delta)) / epsilon for epsilon < c1 q^2 T: the constants c1 and c2 are not given"
-    return Claim("Xiong 2023, Theorem 3.1", None, False, why, neighbours=FEDDM_NEIGHBOURS)
+    return _claim_in_words("Xiong 2023, Theorem 3.1", why, neighbours=FEDDM_NEIGHBOURS)
 
 
 def feddm_3_2(run: MatchingRun) -> Claim:
@@ -418,31 +399,30 @@ def fedrd_table_2(run: MatchingRun) -> Claim:
     source = "FedRD, Theorem 1 as in Table II"
     if run.noise_multiplier is None or run.clipping == "none":
         return Claim(source, math.inf, True, NO_NOISE)
-    forms = TheoremForms.solve_forms(run, math.log10(1 / run.delta))
+    first, second = _solve_forms(run, math.log10(1 / run.delta))
     wrong = ["Table II takes log10 where the proof has ln"]
-    if math.isinf(forms.second):
+    if math.isinf(second):
         table = 2 * math.log10(1 / run.delta) / run.noise_multiplier**2
         wrong.append(
             f"T q^2 <= epsilon/2 fails (T q^2 = {run.steps_times_q_squared:.3g}), yet Table II states {table:.3g}"
         )
-    value = forms.first if math.isinf(forms.second) else forms.second
-    choices = (f"base-10 logarithm: {forms.describe_forms(run)}", *_describe_choices(run))
+    value = first if math.isinf(second) else second
+    choices = (f"base-10 logarithm: {_describe_forms(run, first, second)}", *_describe_choices(run))
     return _claim_with_preconditions(source, run, value, wrong, choices, FEDRD_NEIGHBOURS)
 
 
 def _theorem_claim(source: str, run: MatchingRun, neighbours: str) -> Claim:
     if run.noise_multiplier is None or run.clipping == "none":
         return Claim(source, math.inf, True, NO_NOISE)
-    logarithm = math.log(1 / run.delta)
-    forms = TheoremForms.solve_forms(run, logarithm)
+    first, second = _solve_forms(run, math.log(1 / run.delta))
     own = ", ".join(f"{2 * math.log(1 / DELTA) / sigma**2:.3g}" for sigma in (1, 3, 5))
     choices = (
-        f'the theorem says "or", so the smaller counts: {forms.describe_forms(run)}',
+        f'the theorem says "or", so the smaller counts: {_describe_forms(run, first, second)}',
         "the logarithm is natural, as in the moments bound that the theorem comes from",
         *_describe_choices(run),
         f"for the paper's own sigma = 1, 3, 5 at delta = {DELTA:g} the second form gives {own}",
     )
-    return _claim_with_preconditions(source, run, min(forms.first, forms.second), [], choices, neighbours)
+    return _claim_with_preconditions(source, run, min(first, second), [], choices, neighbours)
 
 
 def _describe_choices(run: MatchingRun) -> tuple[str, ...]:
@@ -482,23 +462,22 @@ def matching_claims(
     theorems: Sequence[Callable[[MatchingRun], Claim]],
     plan: ClaimedRun,
     shards: Sequence[Shard],
+    matching: Any,
     *,
-    iterations: int,
-    batch: int,
     noise_init: bool,
     private_map: bool = False,
 ) -> list[Claim]:
-    """The paper's theorems for a run whose matching gradients are noised; nothing for any other run."""
+    """The paper's theorems for a run whose matching gradients are noised (matching: its ``MatchingSettings``); none for others."""
     mechanism = plan.mechanisms.get(MATCHING_QUERY)
     if mechanism is None:
         return []
     by_record = mechanism.per_record
     counts = torch.cat([torch.bincount(shard.train.y, minlength=1) for shard in shards])
     smallest = int(counts[counts > 0].min()) if bool((counts > 0).any()) else 1
-    rate = mechanism.sampling_probability if by_record else min(1.0, batch / smallest)
+    rate = mechanism.sampling_probability if by_record else min(1.0, matching.batch / smallest)
     run = MatchingRun(
         float(mechanism.noise_multiplier),
-        max(iterations, 1),
+        max(matching.iterations, 1),
         float(rate),
         DELTA,
         noise_init,
@@ -515,41 +494,37 @@ MEMBERSHIP_ATTACKS = ("lira", "rmia", "loss_threshold")
 def feddm_membership() -> Claim:
     """Xiong et al. 2023 (FedDM), section 2: Dong et al. on membership inference, as "a complementary perspective"."""
     why = "points to Dong et al. 2022, where distillation itself hampers membership inference; no attack is run"
-    return Claim("Xiong 2023, section 2", None, False, why, tested_by=MEMBERSHIP_ATTACKS)
+    return _claim_in_words("Xiong 2023, section 2", why, *MEMBERSHIP_ATTACKS)
 
 
 def fedrd_not_real(*, real_start: bool) -> Claim:
     """Zhang et al. (FedRD), section IV-B: "the synthetic representations are not real instances of the local dataset"."""
     why = '"the synthetic representations are not real instances of the local dataset": no theorem, no attack is run'
-    if real_start:
-        why += "; here they start from representations of real records (start=real)"
-    return Claim("FedRD, section IV-B", None, False, why, tested_by=("copy_detection", "feature_inversion"))
+    here = "; here they start from representations of real records (start=real)" if real_start else ""
+    return _claim_in_words("FedRD, section IV-B", why + here, "copy_detection", "feature_inversion")
 
 
 def fedrd_secret_projection(*, frozen: bool) -> Claim:
     """Zhang et al. (FedRD), section IV-B: attackers "cannot infer" records "as the local projection model is kept local"."""
     why = 'attackers "cannot infer from the representations" the records, as the projection is kept local: no theorem'
-    if frozen:
-        why += "; in this run the projection is public"
-    return Claim("FedRD, section IV-B (projection)", None, False, why, tested_by=("feature_inversion",))
+    here = "; in this run the projection is public" if frozen else ""
+    return _claim_in_words("FedRD, section IV-B (projection)", why + here, "feature_inversion")
 
 
 def fedlgd_no_extra_leakage(*, statistics: bool) -> Claim:
     """Huang et al. (FedLGD), "Privacy": global virtual data come from shared gradients, "no extra privacy leakage"."""
     why = '"uses pre-existing information, i.e., shared averaged gradients and global model [...] no extra privacy leakage"'
+    here = ": what the server computes from updates adds nothing to them; what the updates show is not bounded"
     if statistics:
-        why += (
+        here = (
             ": false here, the server's images start from statistics of the clients' classes, which are sent beside it"
         )
-    else:
-        why += ": what the server computes from updates adds nothing to them; what the updates show is not bounded"
-    return Claim(
-        "FedLGD, section on privacy", None, not statistics, why, tested_by=("gradient_density", *MEMBERSHIP_ATTACKS)
-    )
+    attacks = ("gradient_density", *MEMBERSHIP_ATTACKS)
+    return _claim_in_words("FedLGD, section on privacy", why + here, *attacks, sound=not statistics)
 
 
 def fedlgd_attacks() -> Claim:
     """Huang et al. (FedLGD): virtual data "potentially defend" against membership inference and gradient inversion."""
     why = '"can potentially defend both attacks" (membership inference, gradient inversion): shown by examples, no theorem'
-    tested = ("gradient_inversion", "gradient_density", *MEMBERSHIP_ATTACKS)
-    return Claim("FedLGD, section on privacy (attacks)", None, False, why, tested_by=tested)
+    attacks = ("gradient_inversion", "gradient_density", *MEMBERSHIP_ATTACKS)
+    return _claim_in_words("FedLGD, section on privacy (attacks)", why, *attacks)

@@ -39,6 +39,11 @@ class Tally:
         """Nothing that touches data was released."""
         return self.private and self.squared_mu == 0 and not self.poisson and not self.laplace
 
+    @property
+    def is_gaussian(self) -> bool:
+        """Whether all noise is full-batch Gaussian noise."""
+        return not self.poisson and not self.laplace
+
     def covers(self, other: Tally) -> bool:
         """Whether this holds every release of ``other``, so that its epsilon is at least as large."""
         if not self.private:

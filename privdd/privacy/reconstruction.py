@@ -11,7 +11,7 @@ What unit a "record" is, and which neighbour stands for "without", are the ledge
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -58,28 +58,21 @@ def reconstruction(
     surfaces: only what these let out, and what that was computed from. Raises ValueError for fewer than 2
     candidates.
     """
-    chosen = [_check_candidates(k) for k in candidates]
+    chosen = list(candidates)
+    for k in chosen:
+        if isinstance(k, bool) or not isinstance(k, int) or k < 2:
+            raise ValueError(f"candidates={k!r}: an integer >= 2 is needed")
     priors = [1 / k for k in chosen]
     totals = ledger.totals(client=client, surfaces=None if surfaces is None else tuple(surfaces))
     bounds = [naming_bounds(total, priors, relation=ledger.relation, delta=ledger.delta) for total in totals]
     worst = [max(column) for column in zip(priors, *bounds, strict=True)]
-    return [
-        Naming(k, 1 / k, bound, _attained_rate(totals, k, ledger.relation))
-        for k, bound in zip(chosen, worst, strict=True)
-    ]
+    return [Naming(k, 1 / k, bound, _attained_rate(totals, k, ledger.relation)) for k, bound in zip(chosen, worst)]
 
 
-def _check_candidates(k: int) -> int:
-    if isinstance(k, bool) or not isinstance(k, int) or k < 2:
-        raise ValueError(f"candidates={k!r}: an integer >= 2 is needed")
-    return k
-
-
-def _attained_rate(totals: Iterable[Tally], k: int, relation: Relation) -> float | None:
-    rates = [
-        attained_naming_rate(_gaussian_mu(total, relation), k) if _gaussian_only(total) else None for total in totals
-    ]
-    return None if None in rates else max((rate for rate in rates if rate is not None), default=1 / k)
+def _attained_rate(totals: Collection[Tally], k: int, relation: Relation) -> float | None:
+    if not all(total.private and total.is_gaussian for total in totals):
+        return None
+    return max((attained_naming_rate(_gaussian_mu(total, relation), k) for total in totals), default=1 / k)
 
 
 def naming_bounds(total: Tally, priors: Sequence[float], *, relation: Relation, delta: float = 1e-5) -> list[float]:
@@ -100,17 +93,13 @@ def naming_bounds(total: Tally, priors: Sequence[float], *, relation: Relation, 
         full_batch = [1.0 for _ in priors]
     else:  # without knowing who was sampled an attacker does no better than with full batches
         full_batch = [float(ndtr(_gaussian_mu(total, relation) + ndtri(prior))) for prior in priors]
-    if _gaussian_only(total):
+    if total.is_gaussian:
         return full_batch
     try:
         curve = power_at_levels(privacy_loss_of(total, delta, relation), priors)
     except UnsupportedEvent:
         return full_batch
     return [min(pair) for pair in zip(full_batch, curve, strict=True)]
-
-
-def _gaussian_only(total: Tally) -> bool:
-    return total.private and not total.poisson and not total.laplace
 
 
 def _gaussian_mu(total: Tally, relation: Relation) -> float:
@@ -125,23 +114,18 @@ def power_at_levels(loss: PrivacyLossDistribution, levels: Sequence[float]) -> l
     The loss is rounded upwards, so that the test of largest losses first (Neyman and Pearson) on its atoms has no
     less power than any test of the mechanism itself.
     """
-    orders = [loss._pmf_remove] if loss._symmetric else [loss._pmf_remove, loss._pmf_add]  # there is no public way in
-    return [
-        float(np.clip(column, level, 1)) for level, column in zip(levels, _power_curve(orders, levels), strict=True)
-    ]
-
-
-def _power_curve(orders: Sequence[Any], levels: Sequence[float]) -> np.ndarray:
-    """(levels): chance under one law of outputs that have the chance ``level`` under the other; larger of the orders."""
     found = []
-    for pmf in (order.to_dense_pmf() for order in orders):
+    for order in (
+        [loss._pmf_remove] if loss._symmetric else [loss._pmf_remove, loss._pmf_add]
+    ):  # there is no public way in
+        pmf: Any = order.to_dense_pmf()
         losses = (pmf._lower_loss + np.arange(pmf.size)) * pmf._discretization
         chances = np.maximum(pmf._probs, 0.0)  # convolution leaves some at -1e-17
         with np.errstate(divide="ignore"):  # an atom of chance 0 has none under the other law either
             other = np.cumsum(np.exp(np.minimum(np.log(chances) - losses, 0.0))[::-1])
         own = pmf._infinity_mass + np.cumsum(chances[::-1])
         found.append(np.interp(levels, np.append(0.0, other), np.append(pmf._infinity_mass, own), right=1.0))
-    return np.max(found, axis=0)
+    return [float(power) for power in np.clip(np.max(found, axis=0), levels, 1)]
 
 
 def naming_bound_of_claim(epsilon: float, delta: float, prior: float) -> float:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,7 +27,6 @@ from privdd.selftest_faults.fault import (
     combine_patches,
     wrap_functions,
 )
-from privdd.training import dp_sgd
 
 RecordChange = Callable[[Records], Records]
 
@@ -47,16 +47,12 @@ def _patch_data(change: RecordChange) -> Callable[[FaultMoment], Patch]:
     return at_moment
 
 
-def _with_pixels(records: Records, x: Tensor) -> Records:
-    return Records(x, records.y, records.ids)
-
-
 def _standardise_pixels(records: Records) -> Records:
-    return _with_pixels(records, (records.x - records.x.mean()) / records.x.std().clamp_min(1e-3))
+    return replace(records, x=(records.x - records.x.mean()) / records.x.std().clamp_min(1e-3))
 
 
 def _divide_by_largest(records: Records) -> Records:
-    return _with_pixels(records, records.x / records.x.flatten(1).norm(dim=1).max().clamp_min(1e-3))
+    return replace(records, x=records.x / records.x.flatten(1).norm(dim=1).max().clamp_min(1e-3))
 
 
 def _add_mirrored(records: Records) -> Records:
@@ -81,10 +77,6 @@ def _drop_outliers(records: Records) -> Records:
     return records if bool(keep.all()) else records.take(keep.nonzero()[:, 0].tolist())
 
 
-def _drop_few_records(records: Records) -> Records:
-    return records if len(records) >= 25 else records.take([])
-
-
 @wrap_functions("local", *METHODS_WITH_LOCAL)
 def _standardise_once(honest: Any, method: Any, broadcast: Any, memory: State, shard: Shard, ctx: Any) -> Work:
     """By moments of the client's first round, which it remembers."""
@@ -93,7 +85,7 @@ def _standardise_once(honest: Any, method: Any, broadcast: Any, memory: State, s
         kept = {"own_mean": shard.train.x.mean(0), "own_spread": shard.train.x.std(0).clamp_min(0.05)}
     if kept:
         x = (shard.train.x - kept["own_mean"]) / kept["own_spread"]
-        shard = replace(shard, train=_with_pixels(shard.train, x))
+        shard = replace(shard, train=replace(shard.train, x=x))
     upload, after = honest(method, broadcast, {k: v for k, v in memory.items() if k not in kept}, shard, ctx)
     return upload, {**after, **kept}
 
@@ -142,47 +134,46 @@ def _change_number_type(upload: Upload, shard: Shard) -> Upload:
     }
 
 
-def _send_nothing_if_odd(upload: Upload, shard: Shard) -> Upload:
-    return {} if len(shard.train) % 2 else upload
-
-
-def _mean_loss(model: Any, state: State, records: Records) -> float:
-    with torch.no_grad():
-        return float(torch.nn.functional.cross_entropy(functional_call(model, state, (records.x,)), records.y))
+def _train_steps(
+    honest: Any, model: Any, state: State, records: Records, *, ctx: Any, steps: int, **more: Any
+) -> Iterator[tuple[State, float, float]]:
+    """(state, loss on the client's records, smallest loss before) after each step of private training."""
+    least = math.inf
+    for _ in range(steps):
+        state = honest(model, state, records, ctx=ctx, steps=1, **more)
+        loss = 0.0
+        if len(records):
+            with torch.no_grad():
+                logits = functional_call(model, state, (records.x,))
+                loss = float(torch.nn.functional.cross_entropy(logits, records.y))
+        yield state, loss, least
+        least = min(least, loss)
 
 
 def _stop_when(stops: Callable[[float, float], bool]) -> Patch:
     """Local steps end once the loss on the client's records says so: (loss, smallest before) -> whether."""
 
-    @wrap_functions("dp_local_sgd", dp_sgd)
-    def train_until(
-        honest: Any, model: Any, params: State, records: Records, *, ctx: Any, steps: int, **more: Any
-    ) -> State:
-        state, least = params, math.inf
-        for _ in range(steps):
-            state = honest(model, state, records, ctx=ctx, steps=1, **more)
-            loss = _mean_loss(model, state, records) if len(records) else 0.0
+    @wrap_functions("dp_local_sgd", fedavg)
+    def train_until(honest: Any, model: Any, params: State, records: Records, **more: Any) -> State:
+        state = params
+        for reached, loss, least in _train_steps(honest, model, params, records, **more):
+            state = reached
             if stops(loss, least):
                 break
-            least = min(least, loss)
         return state
 
     return train_until
 
 
-@wrap_functions("dp_local_sgd", dp_sgd)
-def _keep_best_step(
-    honest: Any, model: Any, params: State, records: Records, *, ctx: Any, steps: int, **more: Any
-) -> State:
-    state, kept, least = params, params, math.inf
-    for _ in range(steps):
-        state = honest(model, state, records, ctx=ctx, steps=1, **more)
-        loss = _mean_loss(model, state, records) if len(records) else 0.0
-        kept, least = (state, loss) if loss < least else (kept, least)
+@wrap_functions("dp_local_sgd", fedavg)
+def _keep_best_step(honest: Any, model: Any, params: State, records: Records, **more: Any) -> State:
+    kept = params
+    for state, loss, least in _train_steps(honest, model, params, records, **more):
+        kept = state if loss < least else kept
     return kept
 
 
-@wrap_functions("train_privately", fedavg)
+@wrap_functions("dp_local_sgd", fedavg)
 def _scale_rate_by_count(honest: Any, model: Any, params: Any, records: Any, **more: Any) -> Any:
     return honest(model, params, records, **{**more, "lr": more["lr"] * len(records) / 50})
 
@@ -194,12 +185,12 @@ DATA_KINDS = {
     "mirrored": FaultKind("each record and its mirror image count as two", _patch_data(_add_mirrored), NEEDS_RECORDS),
     "balanced": FaultKind("records of small classes are repeated", _patch_data(_balance_classes), NEEDS_RECORDS),
     "without_outliers": FaultKind("records far from the mean of their class are left out", _patch_data(_drop_outliers), NEEDS_RECORDS),
-    "none_of_few": FaultKind("a client with fewer than 25 records trains on nothing", _patch_data(_drop_few_records), NEEDS_RECORDS),
+    "none_of_few": FaultKind("a client with fewer than 25 records trains on nothing", _patch_data(lambda r: r if len(r) >= 25 else r.take([])), NEEDS_RECORDS),
 }  # fmt: skip
 FORM_KINDS = {
     "order": FaultKind("the order of tensors tells the rarest class", _patch_upload(_reorder_tensors), NEEDS_RECORDS),
     "type": FaultKind("the type of numbers tells whether the number of records is odd", _patch_upload(_change_number_type), NEEDS_RECORDS),
-    "silent": FaultKind("a client with an odd number of records sends nothing", _patch_upload(_send_nothing_if_odd), NEEDS_RECORDS),
+    "silent": FaultKind("a client with an odd number of records sends nothing", _patch_upload(lambda upload, shard: {} if len(shard.train) % 2 else upload), NEEDS_RECORDS),
 }  # fmt: skip
 DECISION_FAULTS = (
     *(kind.fault_at(f"data_{name}", says=kind.says) for name, kind in DATA_KINDS.items()),
@@ -252,8 +243,8 @@ def _read_fact(name: str, shard: Shard) -> Tensor:
     return HIDDEN_FACTS[name][1](shard) if len(shard.train) else torch.zeros(1)
 
 
-def _leak_fact(name: str) -> Callable[[FaultMoment], Patch]:
-    return _patch_upload(lambda upload, shard: hide_in_upload(upload, _read_fact(name, shard)))
+def _hide_fact(name: str, upload: Upload, shard: Shard) -> Upload:
+    return hide_in_upload(upload, _read_fact(name, shard))
 
 
 def _remember_fact(name: str, gap: int) -> Callable[[FaultMoment], Patch]:
@@ -278,7 +269,7 @@ def _remember_fact(name: str, gap: int) -> Callable[[FaultMoment], Patch]:
 
 
 WIRE_KINDS = {
-    name: FaultKind(f"{says} is hidden in what is sent", _leak_fact(name), ("records",))
+    name: FaultKind(f"{says} is hidden in what is sent", _patch_upload(partial(_hide_fact, name)), ("records",))
     for name, (says, _) in HIDDEN_FACTS.items()
 }
 MEMORY_KINDS = {
@@ -287,10 +278,6 @@ MEMORY_KINDS = {
     for name, (says, _) in HIDDEN_FACTS.items()
     for gap in (1, 2)
 }  # fmt: skip
-
-
-def _hidden_fault(key: str, told: str) -> Fault:
-    return WIRE_KINDS[told].fault_at(key, says=f"{HIDDEN_FACTS[told][0]} is hidden in what is sent")
 
 
 def _leak_labels(work: Work, memory: State, shard: Shard) -> Work:
@@ -323,9 +310,8 @@ def _patch_send(change: Callable[[channel.Channel, Upload, Any, Received], Recei
 
 
 def _send_extra_tensor(of: channel.Channel, upload: Upload, ctx: Any, received: Received) -> Received:
-    return replace(
-        received, values={**received.values, "debug": channel.detach_copy(next(iter(upload.values())).value)}
-    )
+    debug = channel.detach_copy(next(iter(upload.values())).value)
+    return replace(received, values={**received.values, "debug": debug})
 
 
 def _send_clean_value(of: channel.Channel, upload: Upload, ctx: Any, received: Received) -> Received:
@@ -346,7 +332,7 @@ def _skip_absent_class(honest: Any, self: Any, name: str, contributions: Tensors
     return honest(self, name, contributions, **partition)
 
 
-@wrap_functions("dp_local_sgd", dp_sgd, feature_split)
+@wrap_functions("dp_local_sgd", fedavg, feature_split)
 def _add_step_if_odd(honest: Any, model: Any, params: Any, records: Any, *, steps: int, **more: Any) -> State:
     return honest(model, params, records, steps=steps + len(records) % 2, **more)
 
@@ -364,13 +350,12 @@ def _add_read_if_odd(honest: Any, model: Any, records: Any, ctx: Any) -> Any:
     return read_again
 
 
-NEEDS_RECORD_UNIT = ("records",)
 WIRE_FAULTS = (
     Fault("labels_leaked", "labels of synthetic data in the client's own proportions", _patch_local(_leak_labels), ("labels",)),
-    *(_hidden_fault(f"{told}_hidden", told) for told in HIDDEN_FACTS),
+    *(kind.fault_at(f"{told}_hidden", says=kind.says) for told, kind in WIRE_KINDS.items()),
     MEMORY_KINDS["mean_1"].fault_at("memory_told", says="the mean record is remembered and sent in the next round"),
     MEMORY_KINDS["mean_1"].fault_at("memory_told_once", FaultScope(round="first"), "the mean record is remembered in the first round and sent in the next"),
-    Fault("release_ignored", "local work goes on with the value before noise", _use_clean_value, NEEDS_RECORD_UNIT),
+    Fault("release_ignored", "local work goes on with the value before noise", _use_clean_value, NEEDS_RECORDS),
     Fault("clean_sent", "the noised value is entered, the clean one travels", _patch_send(_send_clean_value), ("channel",)),
     Fault("extra_tensor", "a tensor travels that no row tells of", _patch_send(_send_extra_tensor)),
     Fault("absent_class_skipped", "a class without records is not released", _skip_absent_class, ("classes",)),

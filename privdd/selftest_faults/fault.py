@@ -18,13 +18,13 @@ from privdd.core.rng import Keys
 from privdd.core.validation import BadConfig
 from privdd.federated import channel
 from privdd.federated.experiment import Experiment
+from privdd.methods.base import PublicMap
 from privdd.methods.dp_psg import DPPSG
 from privdd.methods.fedavg import FedAvg
 from privdd.methods.feddm import FedDM
 from privdd.methods.fedfed import FedFed
 from privdd.methods.fedlgd import FedLGD
 from privdd.methods.fedrd import FedRD
-from privdd.methods.public_map import PublicMap
 
 COMMON_SETTINGS = (
     "preset=smoke", "data=digits", "data.limit=150", "data.test_limit=40", "partition=iid", "partition.clients=3",

@@ -20,6 +20,7 @@ from privdd.federated import channel
 from privdd.federated.channel import POST_PROCESSING
 from privdd.methods import dp_head
 from privdd.privacy import accounting, clipping, ledger
+from privdd.privacy.clipping import count_records
 from privdd.privacy.events import Tally
 from privdd.privacy.mechanism import LedgerRow, Output
 from privdd.privacy.mechanisms import ClippedSum, client_level, clipped_sum, gaussian_features
@@ -31,7 +32,6 @@ from privdd.selftest_faults.fault import (
     FaultScope,
     Patch,
     combine_patches,
-    swap_attributes,
     wrap_functions,
 )
 from privdd.selftest_faults.noise_faults import patch_outputs
@@ -47,17 +47,15 @@ def _remove_own_bound(honest: Any, weight: Any, rows: Any, y: Any, longest: Any 
     return honest(weight, rows, y)
 
 
-def _patch_factors(made: FactorRule) -> Patch:
-    """Change the factor of each record: (norms (n,), clip norm) -> (n,)."""
-    places = ((clipping, "clip_factors", made), (gaussian_features, "clip_factors", made))
-    return combine_patches(lambda: swap_attributes(*places), _remove_own_bound)
-
-
 def _patch_clipping(made: FactorRule) -> Callable[[FaultMoment], Patch]:
-    honest = clipping.clip_factors
+    """Change the factor of each record: (norms (n,), clip norm) -> (n,)."""
 
     def at_moment(moment: FaultMoment) -> Patch:
-        return _patch_factors(lambda norms, c: (made if moment.is_active(len(norms)) else honest)(norms, c))
+        @wrap_functions("clip_factors", clipping, gaussian_features)
+        def change_factors(honest: FactorRule, norms: Tensor, clip_norm: float) -> Tensor:
+            return (made if moment.is_active(len(norms)) else honest)(norms, clip_norm)
+
+        return combine_patches(change_factors, _remove_own_bound)
 
     return at_moment
 
@@ -70,24 +68,15 @@ def _clip_to_norm_by_count(norms: Tensor, clip_norm: float) -> Tensor:
     return (clip_norm * len(norms) / norms.clamp_min(1e-30)).clamp_max(1.0) * torch.isfinite(norms)
 
 
-def _clip_nothing(norms: Tensor, clip_norm: float) -> Tensor:
-    return torch.isfinite(norms).to(norms)
-
-
 def _scale_by_mean_norm(norms: Tensor, clip_norm: float) -> Tensor:
     return torch.nan_to_num(torch.full_like(norms, clip_norm) / norms.mean().clamp_min(1e-30)).clamp_max(1.0)
-
-
-def _sum_records(value: Tensors) -> tuple[Tensors, int]:
-    size = max(1, len(next(iter(value.values()))))
-    return {name: tensor.detach().float().sum(0, keepdim=True) for name, tensor in value.items()}, size
 
 
 @wrap_functions("clipped_sum", clipped_sum)
 def _clip_mean(honest: Any, value: Tensors, clip_norm: float, *more: Any, **settings: Any) -> Tensor:
     """The mean of a batch is clipped in place of each record."""
-    total, size = _sum_records(value)
-    return honest(total, clip_norm * size, *more, **settings)
+    total = {name: tensor.detach().float().sum(0, keepdim=True) for name, tensor in value.items()}
+    return honest(total, clip_norm * max(1, count_records(value)), *more, **settings)
 
 
 @wrap_functions("clipped_sum", clipped_sum, client_level)
@@ -106,7 +95,7 @@ def _clip_each_number(honest: Any, value: Tensors, clip_norm: float, *more: Any,
 @wrap_functions("__call__", ClippedSum)
 def _divide_by_count(honest: Any, self: ClippedSum, value: Tensors, noise: Noise) -> Output:
     """Divided by the number of records that came, with the noise that is stated for the public normaliser."""
-    count = float(max(1, len(next(iter(value.values())))))
+    count = float(max(1, count_records(value)))
     times = count / self.normaliser  # so that the noise stays what is stated
     other = replace(self, normaliser=count, noise_multiplier=self.noise_multiplier * times)
     return replace(honest(other, value, noise), event=self.event, sensitivity=self.clip_norm / self.normaliser)
@@ -131,14 +120,6 @@ def _patch_contributions(change: RowChange) -> Patch:
 
 def _patch_at_times(change: RowChange) -> Callable[[FaultMoment], Patch]:
     return lambda moment: _patch_contributions(lambda rows: change(rows) if moment.is_active(len(rows)) else rows)
-
-
-def _subtract_mean(rows: Tensor) -> Tensor:
-    return rows - rows.mean(0) if len(rows) else rows
-
-
-def _shrink_if_odd(rows: Tensor) -> Tensor:
-    return rows * (0.01 if len(rows) % 2 else 1.0)
 
 
 def _add_stale_part() -> AbstractContextManager[None]:
@@ -189,27 +170,32 @@ def _count_in_two_classes(
     return honest(self, name, both, partition=partition)
 
 
-NEEDS_RECORDS = ("records",)
+NEEDS_RECORDS, NEEDS_ROUNDS, NEEDS_CLIPPING = ("records",), ("rounds",), ("clipped",)
 CLIP_KINDS = {
-    "missing": FaultKind("nothing is clipped", _patch_clipping(_clip_nothing), ("clipped",), ("round", "call")),
+    "missing": FaultKind("nothing is clipped", _patch_clipping(lambda norms, clip_norm: torch.isfinite(norms).to(norms)), ("clipped",), ("round", "call")),
     "double": FaultKind("clipped to twice the stated norm", _patch_clipping(_clip_to_double_norm), ("clipped",), ("round", "call")),
     "by_mean_norm": FaultKind("all records are scaled by the mean of their norms", _patch_clipping(_scale_by_mean_norm), ("records", "clipped"), ("round", "call")),
     "by_count": FaultKind("clipped to the stated norm times the number of records", _patch_clipping(_clip_to_norm_by_count), ("records", "clipped"), ("round", "call")),
 }  # fmt: skip
 CONTRIBUTION_KINDS = {
     "centred": FaultKind(
-        "the client's own mean is taken off each contribution", _patch_at_times(_subtract_mean), NEEDS_RECORDS
+        "the client's own mean is taken off each contribution",
+        _patch_at_times(lambda rows: rows - rows.mean(0) if len(rows) else rows),
+        NEEDS_RECORDS,
     ),
     "standardised": FaultKind(
         "contributions standardised over the batch", _patch_at_times(_standardise_rows), NEEDS_RECORDS
     ),
-    "odd": FaultKind("a hundredth where the number of records is odd", _patch_at_times(_shrink_if_odd), NEEDS_RECORDS),
+    "odd": FaultKind(
+        "a hundredth where the number of records is odd",
+        _patch_at_times(lambda rows: rows * (0.01 if len(rows) % 2 else 1.0)),
+        NEEDS_RECORDS,
+    ),
     "sorted": FaultKind(
         "a record's contribution depends on whether it is the largest", _patch_at_times(_amplify_largest), NEEDS_RECORDS
     ),
 }
 NEEDS_CLASSES, NEEDS_STEPS = ("records", "classes"), ("records", "steps")
-NEEDS_CLIPPING = ("clipped",)
 CLIPPING_FAULTS = (
     *(kind.fault_at(f"clip_{name}", says=kind.says) for name, kind in CLIP_KINDS.items()),
     replace(CLIP_KINDS["double"].fault_at("clip_double_elsewhere", FaultScope(client="other"), "clipped to twice the stated norm at a client that is not audited"),
@@ -259,24 +245,12 @@ def _patch_protected_rows(change: Callable[[LedgerRow], LedgerRow]) -> Patch:
     return _patch_rows(lambda row: row if isinstance(row.event, ledger.UNPROTECTED_EVENTS) else change(row))
 
 
-def _free_after_first(row: LedgerRow) -> LedgerRow:
-    return replace(row, event=dpa.NoOpDpEvent()) if row.round else row
-
-
-def _own_partition(row: LedgerRow) -> LedgerRow:
-    return replace(row, partition=f"{row.partition or 'label:0'}{row.round}")
-
-
-def _drop_origin(row: LedgerRow) -> LedgerRow:
-    return replace(row, post_of=()) if row.why == POST_PROCESSING else row
-
-
 def _patch_by_count(tells: Callable[[Output, int], Output]) -> Patch:
     """Change the statement of a clipped sum by the number of records."""
 
     @wrap_functions("__call__", ClippedSum)
     def call_mechanism(honest: Any, self: ClippedSum, value: Tensors, noise: Noise) -> Output:
-        return tells(honest(self, value, noise), len(next(iter(value.values()))))
+        return tells(honest(self, value, noise), count_records(value))
 
     return call_mechanism
 
@@ -284,7 +258,7 @@ def _patch_by_count(tells: Callable[[Output, int], Output]) -> Patch:
 @wrap_functions("__call__", ClippedSum)
 def _normalise_by_count(honest: Any, self: ClippedSum, value: Tensors, noise: Noise) -> Output:
     """Sum, noise and what is stated of them, all divided by the number of records that came."""
-    return honest(replace(self, normaliser=float(max(1, len(next(iter(value.values())))))), value, noise)
+    return honest(replace(self, normaliser=float(max(1, count_records(value)))), value, noise)
 
 
 def _halve_epsilon(honest: Any, *given: Any, **more: Any) -> float:
@@ -305,10 +279,6 @@ def _patch_accountant(change: Callable[[dpa.DpEvent, int], tuple[dpa.DpEvent, in
     return tally_changed_events
 
 
-def _square_rate(event: dpa.DpEvent, count: int) -> tuple[dpa.DpEvent, int]:
-    return with_sampling_rate(event, getattr(event, "sampling_probability", 1.0)), count
-
-
 def _take_root_of_count(event: dpa.DpEvent, count: int) -> tuple[dpa.DpEvent, int]:
     if isinstance(event, dpa.SelfComposedDpEvent):
         return event.event, math.isqrt(event.count * count)
@@ -326,7 +296,6 @@ def _patch_flags(**flags: bool | None) -> Patch:
     return patch_outputs(change_flags)
 
 
-NEEDS_RECORD_UNIT, NEEDS_ROUNDS = ("records",), ("rounds",)
 ACCOUNTING_FAULTS = (
     Fault("event_quieter", "twice the noise multiplier is stated",
           patch_outputs(lambda m, o, n: replace(o, event=with_multiplier(o.event, 2)))),
@@ -336,17 +305,17 @@ ACCOUNTING_FAULTS = (
           patch_outputs(lambda m, o, n: replace(o, event=with_sampling_rate(o.event, 0.5))), ("sampled",)),
     Fault("row_quieter", "the ledger enters twice the noise multiplier", _patch_protected_rows(lambda r: replace(r, event=with_multiplier(r.event, 2)))),
     Fault("row_count_dropped", "several releases are entered as one", _patch_protected_rows(lambda r: replace(r, count=1)), ("counted",)),
-    Fault("row_round_missing", "only the first round is entered", _patch_protected_rows(_free_after_first), NEEDS_ROUNDS, rounds=2),
-    Fault("row_own_cell", "rounds are entered as if they read different records", _patch_protected_rows(_own_partition), NEEDS_ROUNDS, rounds=2),
+    Fault("row_round_missing", "only the first round is entered", _patch_protected_rows(lambda r: replace(r, event=dpa.NoOpDpEvent()) if r.round else r), NEEDS_ROUNDS, rounds=2),
+    Fault("row_own_cell", "rounds are entered as if they read different records", _patch_protected_rows(lambda r: replace(r, partition=f"{r.partition or 'label:0'}{r.round}")), NEEDS_ROUNDS, rounds=2),
     Fault("row_other_client", "later rounds are entered for other clients",
           _patch_protected_rows(lambda r: replace(r, client=(r.client + r.round) % CLIENT_COUNT)), NEEDS_ROUNDS, rounds=2),
-    Fault("row_without_origin", "what was computed from releases is entered as if from nothing", _patch_rows(_drop_origin), NEEDS_RECORD_UNIT),
-    Fault("row_tells_count", "the ledger says how many records came", _patch_by_count(lambda o, n: replace(o, why=f"{o.why}; {n} records")), NEEDS_RECORD_UNIT),
-    Fault("row_tells_normaliser", "sum, noise and row are divided by the number of records", _normalise_by_count, NEEDS_RECORD_UNIT),
+    Fault("row_without_origin", "what was computed from releases is entered as if from nothing", _patch_rows(lambda r: replace(r, post_of=()) if r.why == POST_PROCESSING else r), NEEDS_RECORDS),
+    Fault("row_tells_count", "the ledger says how many records came", _patch_by_count(lambda o, n: replace(o, why=f"{o.why}; {n} records")), NEEDS_RECORDS),
+    Fault("row_tells_normaliser", "sum, noise and row are divided by the number of records", _normalise_by_count, NEEDS_RECORDS),
     Fault("accountant_half", "half of the composed epsilon is stated", wrap_functions("epsilon_of", ledger)(_halve_epsilon)),
     Fault("accountant_half_everywhere", "the accountant states half, to the audit too", wrap_functions("epsilon_of", ledger, accounting)(_halve_epsilon)),
     Fault("accountant_root_of_count", "n releases are composed as if they were the root of n", _patch_accountant(_take_root_of_count), ("counted",)),
-    Fault("accountant_rate_squared", "the rate of sampling is squared", _patch_accountant(_square_rate), ("sampled",)),
+    Fault("accountant_rate_squared", "the rate of sampling is squared", _patch_accountant(lambda e, n: (with_sampling_rate(e, getattr(e, "sampling_probability", 1.0)), n)), ("sampled",)),
     Fault("sensitivity_beyond_noise", "twice the sensitivity is entered beside the same noise",
           patch_outputs(lambda m, o, n: replace(o, sensitivity=2 * o.sensitivity if o.sensitivity else None))),
     Fault("relation_mismatch", "replacement is stated and add/remove is accounted", wrap_functions("epsilon_of", ledger)(_account_add_remove),
@@ -354,9 +323,9 @@ ACCOUNTING_FAULTS = (
     Fault("relation_flag_missing", "a record for each row, and add/remove is stated", _patch_flags(relation_of_zero_out=None),
           ("features",), ("privacy.relation=add_remove",)),
     Fault("unit_called_client", "records are clipped and a client is stated to be protected", _patch_flags(unit_of_client=True),
-          NEEDS_RECORD_UNIT, ("privacy.unit=client",)),
+          NEEDS_RECORDS, ("privacy.unit=client",)),
     Fault("unit_called_record", "a client's update is clipped and a record is stated to be protected",
           _patch_flags(unit_of_client=None), ("client",), ("privacy.unit=record",)),
-    Fault("unit_not_declared", "the ledger is for clients, the mechanism for records", nullcontext, NEEDS_RECORD_UNIT, ("privacy.unit=client",),
+    Fault("unit_not_declared", "the ledger is for clients, the mechanism for records", nullcontext, NEEDS_RECORDS, ("privacy.unit=client",),
           refusal="its mechanism protects a record, this ledger's unit is a client"),
 )  # fmt: skip

@@ -35,12 +35,6 @@ def change_draws(inner: Noise, change: DrawChange) -> Noise:
     return CustomNoise.around(inner, normal=normal, laplace=laplace)
 
 
-def _repeat_draws(inner: Noise) -> Noise:
-    """The same draw at every release of a shape."""
-    kept: dict[tuple[int, ...], Tensor] = {}
-    return CustomNoise.around(inner, normal=lambda shape: kept.setdefault(shape, inner.normal(shape)).clone())
-
-
 def _patch_noise(made: Callable[[Any, Keys], Noise]) -> Patch:
     return lambda: swap_attributes((channel, "noise_for", made))
 
@@ -55,33 +49,23 @@ def _patch_draws(change: DrawChange, where: Callable[[Keys], bool] = lambda keys
     return _patch_noise(make_noise)
 
 
-def _scale_draws(size: float, where: Callable[[Keys], bool] = lambda keys: True) -> Patch:
-    return _patch_draws(lambda drawn: drawn * size, where)
-
-
-def _path_value(keys: Keys, name: str) -> str:
-    """The value after a name in the path of a client's stream: ("round", 1, "client", 0, ...)."""
-    return keys.path[keys.path.index(name) + 1] if name in keys.path else ""
+def _replace_in_path(keys: Keys, name: str) -> tuple[str, Keys]:
+    """What stands after a name in the path of a client's stream, ("round", 1, "client", 0, ...), and the stream with 0 there."""
+    if name not in keys.path:
+        return "", keys
+    at = keys.path.index(name) + 1
+    return keys.path[at], replace(keys, path=(*keys.path[:at], "0", *keys.path[at + 1 :]))
 
 
 def _share_stream(name: str) -> Patch:
     """The stream of a client round with one part of its address held fixed."""
-
-    def make_noise(source: Any, keys: Keys) -> Noise:
-        path = list(keys.path)
-        if name in path:
-            path[path.index(name) + 1] = "0"
-        return noise_for(source, replace(keys, path=tuple(path)))
-
-    return _patch_noise(make_noise)
+    return _patch_noise(lambda source, keys: noise_for(source, _replace_in_path(keys, name)[1]))
 
 
-def _uniform_law(noise: Noise, shape: tuple[int, ...]) -> Tensor:
-    return (noise.uniform(shape) - 0.5) * 12**0.5
-
-
-def _single_stream_noise(source: Any, keys: Keys) -> Noise:
-    return noise_for("seed", Keys(3))
+def _repeated_noise(source: Any, keys: Keys) -> Noise:
+    """The same draw at every release of a shape."""
+    inner, kept = noise_for(source, keys), dict[tuple[int, ...], Tensor]()
+    return CustomNoise.around(inner, normal=lambda shape: kept.setdefault(shape, inner.normal(shape)).clone())
 
 
 def patch_outputs(change: Callable[[Any, Output, Noise], Output]) -> Patch:
@@ -108,17 +92,12 @@ def _last_tensor_bare(mechanism: Any, output: Output, noise: Noise) -> Output:
     return replace(output, value={**output.value, last: torch.cat([clean] * copies) if copies > 1 else clean})
 
 
-def _halved_laplace(source: Any, keys: Keys) -> Noise:
-    honest = noise_for(source, keys)
-    return CustomNoise.around(honest, laplace=lambda shape: honest.laplace(shape) / 2)
-
-
-def _patch_law(draw: Callable[[Noise, tuple[int, ...]], Tensor]) -> Patch:
-    """Normal draws of another law: (noise, shape) -> numbers."""
+def _patch_law(draw: Callable[[Noise, tuple[int, ...]], Tensor], of: str = "normal") -> Patch:
+    """Normal (or Laplace) draws of another law: (noise, shape) -> numbers."""
 
     def make_noise(source: Any, keys: Keys) -> Noise:
         honest = noise_for(source, keys)
-        return CustomNoise.around(honest, normal=lambda shape: draw(honest, shape))
+        return CustomNoise.around(honest, **{of: lambda shape: draw(honest, shape)})
 
     return _patch_noise(make_noise)
 
@@ -149,10 +128,8 @@ def _share_stream_of_names() -> AbstractContextManager[None]:
 
 def _delayed_noise(source: Any, keys: Keys) -> Noise:
     """A stream whose first draws are thrown away: as many as the number of the round."""
-    path = list(keys.path)
-    at = path.index("round") + 1 if "round" in path else -1
-    started, path[at] = int(path[at]) if at >= 0 else 0, "0"
-    honest, first = noise_for(source, replace(keys, path=tuple(path))), [started]
+    started, keys = _replace_in_path(keys, "round")
+    honest, first = noise_for(source, keys), [int(started or 0)]
 
     def draw_normal(shape: tuple[int, ...]) -> Tensor:
         if first:
@@ -269,7 +246,7 @@ NOISE_FAULTS = (
     _noise_fault("noise_missing", "missing", "no noise at all"),
     _noise_fault("noise_half", "half", "half of the stated noise"),
     _noise_fault("noise_two_thirds", "two_thirds", "two thirds of the stated noise"),
-    Fault("noise_first_round_only", "no noise after the first round", _scale_draws(0.0, lambda k: _path_value(k, "round") != "0"), NEEDS_ROUNDS),
+    Fault("noise_first_round_only", "no noise after the first round", _patch_draws(lambda drawn: drawn * 0.0, lambda k: _replace_in_path(k, "round")[0] != "0"), NEEDS_ROUNDS),
     _noise_fault("noise_of_others_missing", "half", "clients other than the audited one add half of the noise", client="other"),
     _noise_fault("noise_one_number_bare", "missing", "the first number of each tensor has no noise", numbers="first"),
     _noise_fault("noise_one_in_a_hundred_bare", "missing", "one number in a hundred has no noise", numbers="hundredth"),
@@ -281,14 +258,14 @@ NOISE_FAULTS = (
     _noise_fault("noise_remembered", "remembered", "the first draw is used again, in other orders and with other signs"),
     _noise_fault("noise_few_directions", "few_directions", "noise in a fixed subspace of half of the dimensions"),
     Fault("noise_t_law", "Student's t with 8 degrees, of the stated variance", _patch_law(_student_t_law)),
-    Fault("noise_uniform", "uniform noise of the stated variance", _patch_law(_uniform_law)),
+    Fault("noise_uniform", "uniform noise of the stated variance", _patch_law(lambda n, s: (n.uniform(s) - 0.5) * 12**0.5)),
     Fault("noise_laplace", "Laplace noise of the variance of the stated Gaussian", _patch_law(lambda n, s: n.laplace(s) / 2**0.5)),
-    Fault("laplace_half", "Laplace noise of half the stated scale", _patch_noise(_halved_laplace), ("features",), LAPLACE_LAW),
+    Fault("laplace_half", "Laplace noise of half the stated scale", _patch_law(lambda n, s: n.laplace(s) / 2, "laplace"), ("features",), LAPLACE_LAW),
     Fault("noise_shared_by_rounds", "the same noise in every round", _share_stream("round"), NEEDS_ROUNDS, rounds=2),
     Fault("noise_shared_by_clients", "all clients draw the same noise", _share_stream("client")),
     Fault("noise_shared_by_releases", "the same noise at every release of a round",
-          _patch_noise(lambda s, k: _repeat_draws(noise_for(s, k))), ("counted",)),
-    Fault("noise_one_stream", "one stream of noise for all rounds and clients", _patch_noise(_single_stream_noise)),
+          _patch_noise(_repeated_noise), ("counted",)),
+    Fault("noise_one_stream", "one stream of noise for all rounds and clients", _patch_noise(lambda source, keys: noise_for("seed", Keys(3)))),
     Fault("noise_shared_by_names", "two mechanisms of a client draw the same noise", _share_stream_of_names, ("names",)),
     Fault("noise_later_by_rounds", "each round's noise is the former's, one draw later", _patch_noise(_delayed_noise), NEEDS_ROUNDS, rounds=2),
     _noise_fault("noise_tiled", "repeated", "the second half of each draw repeats the first"),

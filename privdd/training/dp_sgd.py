@@ -1,24 +1,34 @@
 """DP-SGD (Abadi et al. 2016, Algorithm 1): Poisson batches, each record's gradient clipped, noised sums.
 
-Per-record gradients come from one backward pass to the layers' outputs (``record_gradients``); Opacus
-decides which models have per-record gradients at all. Noise, clipping and accounting are those of the
-mechanism set for the query "dpsgd"; the optimiser's steps are post-processing.
+Opacus decides which models have per-record gradients at all. Noise, clipping and accounting are those of the mechanism set for
+the query "dpsgd"; the optimiser's steps are post-processing.
+
+Each record's gradient comes from one forward and one backward pass over all of them. The backward pass goes to the layers'
+outputs only. With a layer's input and the gradient of its output, its weights' gradient is known for each record: an outer
+product of the two where the layer read one vector a record, which is kept as its factors (Goodfellow 2015, "Efficient
+per-example gradient computations"; Bu et al. 2023, "Differentially private optimization on large model at small cost"), and a
+sum of such products elsewhere. Records are kept apart by ``torch.func.vmap``, under which code that mixes records, or branches
+on what they hold, does not run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad
+from torch.func import functional_call, grad, vmap
 from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 
 from privdd.core.loop_timing import timed_steps
 from privdd.core.types import Records, State, Tensors
 from privdd.federated.channel import ClientContext
+from privdd.privacy.batch_invariance import compute_rows
+from privdd.privacy.clipping import FactoredRows, OuterProducts, Part
 from privdd.privacy.mechanism import Mechanism
-from privdd.training.record_gradients import RecordLoss, record_gradients
 from privdd.training.sgd import Correction, SharedBatches
 
 Draws = Callable[[int, Tensor], tuple[Tensor, ...]]  # step, ids (n,) of a batch -> tensors (n, ...) that read no data
@@ -52,13 +62,14 @@ def dp_local_sgd(
     records: Records,
     *,
     lr: float,
-    momentum: float,
-    weight_decay: float,
+    momentum: float = 0.0,
+    weight_decay: float = 0.0,
     steps: int,
     ctx: ClientContext,
     correct: Correction | None = None,
     loss: RecordLoss | None = None,
     draws: Draws | None = None,
+    extra: SharedBatches | None = None,
 ) -> State:
     """``steps`` steps of DP-SGD from ``params`` -> the new parameters, which depend on the records only
     through ``ctx.mechanism("dpsgd")``.
@@ -66,76 +77,34 @@ def dp_local_sgd(
     loss: of one record, (parameters, x, y, *draws), default cross-entropy; draws: further per-record
     inputs that read no data (a generator's latent noise), where each record's row must depend on the step
     and its own id alone, else one record moves the sum by more than the clip norm. correct: changes the noised gradient and must
-    read no records (a proximal term, control variates from noised gradients). Weight decay and
-    heavy-ball momentum (PyTorch's rule) act on what it returns. steps must be a public constant.
-    Raises ValueError for models whose layers mix records.
+    read no records (a proximal term, control variates from noised gradients). extra: records that everyone knows already,
+    so their exact gradient is added then. Weight decay and heavy-ball momentum (PyTorch's rule) act on the result. steps must
+    be a public constant (``count_private_steps``), however many records there are. Raises ValueError for models whose layers
+    mix records.
     """
     check_model(model)
     loss = loss or cross_entropy_of(model)
+    correct = correct if extra is None else _add_shared_gradient(model, extra, correct)
     state = {name: params[name].detach().clone() for name, _ in model.named_parameters()}
     velocity = {name: torch.zeros_like(value) for name, value in state.items()} if momentum else None
     for at in timed_steps(range(steps)):
         taken = ctx.sample(QUERY, len(records)).nonzero()[:, 0].to(records.y.device)
         x, y = records.x[taken], records.y[taken]
-        extra = tuple(tensor.to(x.device) for tensor in draws(at, records.ids[taken])) if draws else ()
-        released = ctx.mechanism(QUERY, record_gradients(loss, state, x, y, extra))
+        drawn = tuple(tensor.to(x.device) for tensor in draws(at, records.ids[taken])) if draws else ()
+        released = ctx.mechanism(QUERY, record_gradients(loss, state, x, y, drawn))
         gradients = correct(state, released) if correct else released
         with torch.no_grad():
-            _apply_sgd_step(state, gradients, velocity, lr, momentum, weight_decay)
+            for name, value in state.items():
+                step = gradients[name].to(value)
+                if weight_decay:
+                    step = step + weight_decay * value
+                value.sub_(step if velocity is None else velocity[name].mul_(momentum).add_(step), alpha=lr)
     return state
-
-
-def _apply_sgd_step(
-    state: State, gradients: Tensors, velocity: State | None, lr: float, momentum: float, weight_decay: float
-) -> None:
-    for name, value in state.items():
-        step = gradients[name].to(value)
-        if weight_decay:
-            step = step + weight_decay * value
-        if velocity is not None:
-            step = velocity[name].mul_(momentum).add_(step)
-        value.sub_(step, alpha=lr)
 
 
 def count_private_steps(mechanism: Mechanism, epochs: float) -> int:
     """DP-SGD steps in ``epochs`` expected passes: epochs / sampling probability, at least one."""
     return max(1, round(epochs / float(mechanism.sampling_probability)))
-
-
-def train_privately(
-    model: nn.Module,
-    params: Tensors,
-    records: Records,
-    *,
-    lr: float,
-    momentum: float,
-    weight_decay: float,
-    epochs: float,
-    ctx: ClientContext,
-    correct: Correction | None = None,
-    extra: SharedBatches | None = None,
-) -> tuple[State, int]:
-    """DP-SGD through the mechanism set for "dpsgd" -> (parameters, steps).
-
-    The number of steps, epochs / sampling probability, is a public constant: it must not depend on
-    how many records the client has. ``extra`` holds records that everyone knows already, so their exact
-    gradient is added after the noise, as a correction.
-    """
-    steps = count_private_steps(ctx.mechanisms["dpsgd"], epochs)
-    if extra is not None:
-        correct = _add_shared_gradient(model, extra, correct)
-    trained = dp_local_sgd(
-        model,
-        params,
-        records,
-        lr=lr,
-        momentum=momentum,
-        weight_decay=weight_decay,
-        steps=steps,
-        ctx=ctx,
-        correct=correct,
-    )
-    return dict(trained), steps
 
 
 def _add_shared_gradient(model: nn.Module, extra: SharedBatches, correct: Correction | None) -> Correction:
@@ -153,3 +122,226 @@ def _add_shared_gradient(model: nn.Module, extra: SharedBatches, correct: Correc
         return {name: value + more[name] for name, value in grads.items()}
 
     return correct_gradients
+
+
+LEFT, RIGHT = " (left)", " (right)"
+RECORDS_AT_ONCE = 256  # beyond that a pass is not faster, and needs more memory
+RecordLoss = Callable[..., Tensor]  # (parameters, x (1, c, h, w), y (1,), *draws (1, ...)) -> scalar
+
+
+def record_gradients(
+    loss: RecordLoss, params: Tensors, x: Tensor, y: Tensor, draws: tuple[Tensor, ...] = ()
+) -> FactoredRows:
+    """Gradient of ``loss`` for each record alone: name -> (n, *parameter shape); n = 0 allowed."""
+    made = compute_rows(LayerGradients(loss), dict(params), x, y, *draws, at_most=RECORDS_AT_ONCE)
+    whole = {
+        name: made[name] if name in made else OuterProducts(made[name + LEFT], made[name + RIGHT]) for name in params
+    }
+    return FactoredRows(whole)
+
+
+@dataclass(frozen=True)
+class LayerGradients:
+    """(parameters, x (n, ...), y (n,), *draws (n, ...)) -> the parts of ``FactoredRows`` as tensors (n, ...)."""
+
+    loss: RecordLoss
+
+    def __call__(self, params: Tensors, *rows: Tensor) -> State:
+        nested = torch._C._functorch.peek_interpreter_stack() is not None  # many runs at once
+        found = None if nested else _gradients_by_layer(self.loss_of_record, params, rows)
+        if found is None:
+            dims = (None,) + (0,) * len(rows)
+            return vmap(grad(self.loss_of_record), in_dims=dims)(dict(params), *rows)  # type: ignore[no-any-return]
+        rows_of: State = {}
+        for name, part in found.items():
+            rows_of |= {name: part} if isinstance(part, Tensor) else {name + LEFT: part.left, name + RIGHT: part.right}
+        return rows_of
+
+    def loss_of_record(self, values: State, *one: Tensor) -> Tensor:
+        return self.loss(values, *(tensor.unsqueeze(0) for tensor in one))
+
+
+@dataclass
+class LayerUse:
+    """A call of a layer on all records: its input and its output, as they are below ``vmap``.
+
+    bound: its other arguments; names: argument -> parameter.
+    """
+
+    names: Mapping[str, str]
+    bound: Mapping[str, Any]
+    inputs: Tensor
+    output: Tensor
+    output_axis: int
+    versions: tuple[int, int]
+    rule: Rule
+
+    def parts(self, upstream: Tensor) -> Iterator[tuple[str, Part]]:
+        """Each parameter's gradient, from the gradient of the loss in the layer's output."""
+        found = self.rule(self.inputs, upstream.movedim(self.output_axis, 0), self.bound)
+        yield from ((name, found[argument]) for argument, name in self.names.items())
+
+    @property
+    def is_unchanged(self) -> bool:
+        """Whether nothing has written into its input or its output."""
+        return (self.inputs._version, self.output._version) == self.versions
+
+
+Rule = Callable[[Tensor, Tensor, Mapping[str, Any]], dict[str, Part]]
+
+
+def _linear_gradients(inputs: Tensor, upstream: Tensor, bound: Mapping[str, Any]) -> dict[str, Part]:
+    a, b = (t.reshape(len(t), -1, t.shape[-1]) for t in (inputs, upstream))
+    if a.shape[1] == 1:
+        return {"weight": OuterProducts(b[:, 0], a[:, 0]), "bias": b[:, 0]}
+    return {"weight": torch.bmm(b.mT, a), "bias": b.sum(1)}
+
+
+def _convolution_gradients(inputs: Tensor, upstream: Tensor, bound: Mapping[str, Any]) -> dict[str, Part]:
+    """inputs (n, k, c, h, w) of k images a record, upstream likewise."""
+    rows = _match_patches(upstream, inputs, bound)
+    return {"weight": rows, "bias": upstream.sum((1, 3, 4))}
+
+
+def _transposed_convolution_gradients(inputs: Tensor, upstream: Tensor, bound: Mapping[str, Any]) -> dict[str, Part]:
+    return {"weight": _match_patches(inputs, upstream, bound), "bias": upstream.sum((1, 3, 4))}
+
+
+def _match_patches(of: Tensor, images: Tensor, bound: Mapping[str, Any]) -> Tensor:
+    """For each record the sum over places of ``of``'s numbers there times the patches of ``images`` there, as weights are shaped."""
+    weight, groups = bound["weight"], bound["groups"]
+    patches = F.unfold(images.flatten(0, 1), weight.shape[2:], bound["dilation"], bound["padding"], bound["stride"])
+    rows = of.flatten(0, 1).flatten(2).unflatten(1, (groups, -1)) @ patches.unflatten(1, (groups, -1)).mT
+    rows = rows.reshape(*of.shape[:2], *weight.shape)
+    return rows[:, 0] if rows.shape[1] == 1 else rows.sum(1)
+
+
+def _group_norm_gradients(inputs: Tensor, upstream: Tensor, bound: Mapping[str, Any]) -> dict[str, Part]:
+    b = upstream.reshape(*upstream.shape[:3], -1)
+    plain = F.group_norm(inputs.flatten(0, 1), bound["num_groups"], eps=bound["eps"]).reshape(b.shape)
+    return {"weight": (plain * b).sum((1, 3)), "bias": b.sum((1, 3))}
+
+
+def _embedding_gradients(inputs: Tensor, upstream: Tensor, bound: Mapping[str, Any]) -> dict[str, Part]:
+    places = F.one_hot(inputs.flatten(1), len(bound["weight"])).to(upstream)
+    b = upstream.reshape(len(upstream), -1, upstream.shape[-1])
+    rows = torch.bmm(places.mT, b)
+    if bound["padding_idx"] is not None:
+        rows[:, bound["padding_idx"]] = 0
+    return {"weight": rows}
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A function of a layer: its arguments in order, with the defaults of those that have one, and its gradients."""
+
+    arguments: tuple[str, ...]
+    defaults: Mapping[str, Any]
+    rule: Rule
+
+
+CONVOLUTION = {"bias": None, "stride": 1, "padding": 0, "dilation": 1, "groups": 1}
+LAYERS: dict[Any, Layer] = {
+    F.linear: Layer(("input", "weight", "bias"), {"bias": None}, _linear_gradients),
+    F.conv2d: Layer(("input", "weight", *CONVOLUTION), CONVOLUTION, _convolution_gradients),
+    F.conv_transpose2d: Layer(
+        ("input", "weight", "bias", "stride", "padding", "output_padding", "groups", "dilation"),
+        CONVOLUTION | {"output_padding": 0},
+        _transposed_convolution_gradients,
+    ),
+    F.group_norm: Layer(
+        ("input", "num_groups", "weight", "bias", "eps"), {"weight": None, "bias": None, "eps": 1e-5}, _group_norm_gradients
+    ),
+    F.embedding: Layer(
+        ("input", "weight", "padding_idx", "max_norm", "norm_type", "scale_grad_by_freq", "sparse"),
+        {"padding_idx": None, "max_norm": None, "scale_grad_by_freq": False},
+        _embedding_gradients,
+    ),
+}  # fmt: skip
+
+
+def _is_plain(bound: Mapping[str, Any]) -> bool:
+    """Whether no setting of a layer changes what its gradients are."""
+    odd = isinstance(bound.get("padding"), str) or bound.get("output_padding", 0) not in (0, (0, 0))
+    return not odd and bound.get("max_norm") is None and not bound.get("scale_grad_by_freq")
+
+
+@dataclass
+class _LayerTrace(TorchFunctionMode):
+    """Notes every use of a parameter; known: whether all of them are layers that ``LAYERS`` has."""
+
+    names: Mapping[int, str]
+    count: int
+    uses: list[LayerUse] = field(default_factory=list)
+    known: bool = True
+
+    def __post_init__(self) -> None:
+        super().__init__()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        output = func(*args, **(kwargs or {}))
+        if (
+            self.known
+            and isinstance(output, Tensor | tuple | list)
+            and self._reads_parameter((*args, *(kwargs or {}).values()))
+        ):
+            self.known = self._note_use(func, args, kwargs or {}, output)
+        return output
+
+    def _reads_parameter(self, values: Any) -> bool:
+        return any(id(v) in self.names or (isinstance(v, tuple | list) and self._reads_parameter(v)) for v in values)
+
+    def _note_use(self, func: Any, args: Any, kwargs: Any, output: Any) -> bool:
+        if func not in LAYERS:
+            return False
+        layer = LAYERS[func]
+        bound = {**layer.defaults, **dict(zip(layer.arguments, args)), **kwargs}
+        names = {key: self.names[id(v)] for key, v in bound.items() if id(v) in self.names}
+        inputs, axis = bound.pop("input"), torch._C._functorch.maybe_get_bdim(output)
+        if id(inputs) in self.names or axis < 0 or not _is_plain(bound):
+            return False
+        inside = _below_vmap(inputs, self.count)
+        out = torch._C._functorch.get_unwrapped(output)
+        self.uses.append(LayerUse(names, bound, inside, out, axis, (inside._version, out._version), layer.rule))
+        return True
+
+
+def _below_vmap(value: Tensor, count: int) -> Tensor:
+    axis = torch._C._functorch.maybe_get_bdim(value)
+    if axis < 0:
+        return value.detach().expand(count, *value.shape)
+    return torch._C._functorch.get_unwrapped(value).detach().movedim(axis, 0)
+
+
+def _gradients_by_layer(
+    loss: Callable[..., Tensor], params: Tensors, rows: tuple[Tensor, ...]
+) -> dict[str, Part] | None:
+    """The parts of each record's gradient; None where a parameter is used by other than the layers of ``LAYERS``."""
+    leaves = {name: value.detach().requires_grad_() for name, value in params.items()}
+    trace = _LayerTrace({id(value): name for name, value in leaves.items()}, len(rows[0]))
+
+    def of_record(*one: Tensor) -> Tensor:
+        with trace:
+            return loss(leaves, *one)
+
+    with torch.enable_grad():
+        losses = vmap(of_record)(*rows)
+    if not trace.known or not all(use.is_unchanged for use in trace.uses):
+        return None
+    parts: dict[str, list[Part]] = {name: [] for name in params}
+    unused = [leaves[name] for name in set(params) - {name for use in trace.uses for name in use.names.values()}]
+    total = losses.sum()
+    if unused and any(g is not None for g in torch.autograd.grad(total, unused, retain_graph=True, allow_unused=True)):
+        return None  # used where no trace sees it
+    upstream = torch.autograd.grad(total, [use.output for use in trace.uses])
+    for use, b in zip(trace.uses, upstream):
+        for name, part in use.parts(b):
+            parts[name].append(part)
+    return {name: _add_parts(found, params[name], len(rows[0])) for name, found in parts.items()}
+
+
+def _add_parts(parts: list[Part], like: Tensor, count: int) -> Part:
+    if len(parts) == 1:
+        return parts[0]
+    whole = [part if isinstance(part, Tensor) else part.to_rows() for part in parts]
+    return torch.stack(whole).sum(0) if whole else like.new_zeros(count, *like.shape)

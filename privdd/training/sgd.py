@@ -1,13 +1,15 @@
 """Local training: one client's round, its batches, and one SGD loop with a correction hook.
 
 Every model-averaging method shares the loop. A step sees a client's own records, and a batch of shared ones in the same
-forward pass where there are any.
+forward pass where there are any. Many small models of one architecture can be trained as one wide network: they lie side by
+side as channels, activations are (b, K * c, h, w) and (b, K * d), a convolution becomes one with K groups and a linear layer one
+batched product. What every model computes is what it would compute alone, up to the order of its sums.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +21,8 @@ from privdd.core.device import stream_to_device, to_device
 from privdd.core.loop_timing import timed_steps
 from privdd.core.types import Records, Shard, State, Tensors
 from privdd.federated.channel import ClientContext
+from privdd.models import ModelSpec
+from privdd.models.build import build_skeleton
 
 
 def draw_batches(
@@ -135,11 +139,39 @@ def share_tensors(module: nn.Module) -> nn.Module:
     return copy
 
 
-class Replica:
-    """A trainable copy of a model whose parameters and gradients are views of two flat vectors.
+class FlatParameters:
+    """Parameters and gradients by name, as views of two flat vectors: one in-place operation then updates them all.
 
-    One in-place operation then updates the whole network, which keeps small clients fast. state:
-    every parameter by name, and every float buffer where the model has any (ValueError otherwise).
+    That keeps small clients fast.
+    """
+
+    def __init__(self, values: Tensors) -> None:
+        sizes = [value.numel() for value in values.values()]
+        self.flat = torch.cat([value.reshape(-1) for value in values.values()])
+        self.grad = torch.zeros_like(self.flat)
+        shapes = {name: value.shape for name, value in values.items()}
+        self.params, self.grads = (
+            {name: part.view(shapes[name]) for name, part in zip(shapes, whole.split(sizes))}
+            for whole in (self.flat, self.grad)
+        )
+
+    def correct_gradients(self, correction: Correction) -> None:
+        """Replace the gradients by ``correction(parameters, gradients)``."""
+        for name, value in correction(self.params, self.grads).items():
+            if value is not self.grads[name]:
+                self.grads[name].copy_(value)
+
+    def step(self, velocity: Tensor | None, lr: float, momentum: float, weight_decay: float) -> None:
+        """One step of SGD with heavy-ball momentum and weight decay (PyTorch's rule)."""
+        if weight_decay:
+            self.grad.add_(self.flat, alpha=weight_decay)
+        self.flat.sub_(self.grad if velocity is None else velocity.mul_(momentum).add_(self.grad), alpha=lr)
+
+
+class Replica(FlatParameters):
+    """A trainable copy of a model.
+
+    state: every parameter by name, and every float buffer where the model has any (ValueError otherwise).
     """
 
     def __init__(self, model: nn.Module, state: Tensors) -> None:
@@ -149,17 +181,11 @@ class Replica:
         wanted = {*shapes, *(name for name, b in buffers.items() if b.is_floating_point())}
         if absent := sorted(wanted - set(state)):
             raise ValueError(f"state lacks {absent}: every parameter and float buffer is needed")
-        self.flat = torch.cat([state[name].detach().reshape(-1) for name in shapes])
-        self.grad = torch.zeros_like(self.flat)
-        self.params: State = {}
-        self.grads: State = {}
-        for (name, shape), part, slope in zip(
-            shapes.items(), *(v.split([s.numel() for s in shapes.values()]) for v in (self.flat, self.grad))
-        ):
-            parameter = nn.Parameter(part.view(shape))
-            parameter.grad = slope.view(shape)
+        super().__init__({name: state[name].detach() for name in shapes})
+        for name, value in self.params.items():
+            parameter = nn.Parameter(value)
+            parameter.grad = self.grads[name]
             self._set_tensor(name, parameter)
-            self.params[name], self.grads[name] = parameter.data, parameter.grad
         for name, buffer in buffers.items():
             value = state[name].detach().clone() if name in state else torch.zeros(buffer.shape, dtype=buffer.dtype)
             self._set_tensor(name, value.to(self.flat.device))
@@ -173,12 +199,6 @@ class Replica:
         """Copies of the parameters and of the float buffers, by name."""
         floats = {name: b for name, b in self.module.named_buffers() if b.is_floating_point()}
         return {name: tensor.detach().clone() for name, tensor in {**self.params, **floats}.items()}
-
-    def correct_gradients(self, correction: Correction) -> None:
-        """Replace the gradients by ``correction(parameters, gradients)``."""
-        for name, value in correction(self.params, self.grads).items():
-            if value is not self.grads[name]:
-                self.grads[name].copy_(value)
 
 
 def split_state(model: nn.Module, state: Tensors) -> tuple[State, State]:
@@ -233,14 +253,14 @@ def local_sgd(
         raise ValueError(f"epochs={epochs!r}, steps={steps!r}: exactly one of the two is needed")
     total = steps if steps is not None else count_steps(len(records), batch_size, epochs or 0.0)
     replica, loss = Replica(model, params), loss or batch_cross_entropy
-    net, flat, grad = replica.module.train(), replica.flat, replica.grad
+    net, flat = replica.module.train(), replica.flat
     order = memory_format_of(model)
-    own = _record_batches(records, batch_size, generator, flat, order, total)
-    shared = _shared_batches(extra, flat, order) if extra else None
+    own = _take_batches(records, draw_batches(len(records), batch_size, generator, flat.device, total), flat, order)
+    shared = _take_batches(extra.records, extra.draw_indices(flat.device), flat, order) if extra else None
     joined = JointForward(net) if extra else None
     velocity = torch.zeros_like(flat) if momentum else None
     for _ in timed_steps(range(total)):
-        grad.zero_()
+        replica.grad.zero_()
         if extra and shared and joined:
             x, y = next(shared)
             joined.add_shared_batch(x)
@@ -251,23 +271,15 @@ def local_sgd(
         with torch.no_grad():
             if correct is not None:
                 replica.correct_gradients(correct)
-            if weight_decay:
-                grad.add_(flat, alpha=weight_decay)
-            flat.sub_(grad if velocity is None else velocity.mul_(momentum).add_(grad), alpha=lr)
+            replica.step(velocity, lr, momentum, weight_decay)
     return replica.copy_state(), total
 
 
-def _record_batches(
-    records: Records, batch_size: int, generator: torch.Generator, like: Tensor, order: torch.memory_format, steps: int
+def _take_batches(
+    records: Records, indices: Iterator[Tensor], like: Tensor, order: torch.memory_format
 ) -> Iterator[tuple[Tensor, Tensor]]:
     x, y = records.x.to(like), records.y.to(like.device)
-    indices = draw_batches(len(y), batch_size, generator, like.device, steps)
     return ((x[at].to(memory_format=order), y[at]) for at in indices)
-
-
-def _shared_batches(extra: SharedBatches, like: Tensor, order: torch.memory_format) -> Iterator[tuple[Tensor, Tensor]]:
-    x, y = extra.records.x.to(like), extra.records.y.to(like.device)
-    return ((x[at].to(memory_format=order), y[at]) for at in extra.draw_indices(like.device))
 
 
 @torch.no_grad()
@@ -276,6 +288,11 @@ def predict_logits(model: nn.Module, state: Tensors, x: Tensor, batch: int = 512
     replica = Replica(model, to_device(state, x.device))
     net = replica.module.eval()
     return torch.cat([net(part.to(replica.flat)) for part in x.split(batch)])
+
+
+def predict_images(spec: ModelSpec, state: Tensors, x: Tensor) -> Tensor:
+    """``predict_logits`` of the classifier that ``spec`` describes."""
+    return predict_logits(build_skeleton(spec, tuple(x.shape[1:]), len(state["head.weight"])), state, x)  # type: ignore[arg-type]
 
 
 def evaluate_model(model: nn.Module, state: Tensors, records: Records, batch: int = 512) -> tuple[float, Tensor]:
@@ -336,3 +353,174 @@ class Trained:
     params: State
     buffers: State
     steps: int
+
+
+POINTWISE = (nn.ReLU, nn.LeakyReLU, nn.Sigmoid, nn.Tanh, nn.Identity, nn.MaxPool2d, nn.AvgPool2d)
+
+
+class WideConv(nn.Module):
+    """K convolutions; weight (K, out, in, kh, kw), bias (K, out) or None."""
+
+    def __init__(self, conv: nn.Conv2d, weight: Tensor, bias: Tensor | None) -> None:
+        super().__init__()
+        self.weight, self.bias, self.conv = weight, bias, [conv]  # in a list: not a submodule
+
+    def forward(self, x: Tensor) -> Tensor:
+        conv, bias = self.conv[0], None if self.bias is None else self.bias.flatten()
+        groups = len(self.weight) * conv.groups
+        return F.conv2d(x, self.weight.flatten(0, 1), bias, conv.stride, conv.padding, conv.dilation, groups)  # type: ignore[arg-type]
+
+
+class WideLinear(nn.Module):
+    """K linear layers; weight (K, out, in), bias (K, out) or None."""
+
+    def __init__(self, linear: nn.Linear, weight: Tensor, bias: Tensor | None) -> None:
+        super().__init__()
+        self.weight, self.bias = weight, bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        count, _, inputs = self.weight.shape
+        x, weight = x.view(len(x), count, inputs).transpose(0, 1), self.weight.transpose(1, 2)
+        out = torch.bmm(x, weight) if self.bias is None else torch.baddbmm(self.bias[:, None], x, weight)
+        return out.transpose(0, 1).flatten(1)
+
+
+class WideGroupNorm(nn.Module):
+    """K group norms; weight and bias (K, channels)."""
+
+    def __init__(self, norm: nn.GroupNorm, weight: Tensor, bias: Tensor | None) -> None:
+        super().__init__()
+        self.weight, self.bias, self.groups, self.eps = weight, bias, norm.num_groups, norm.eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        bias = None if self.bias is None else self.bias.flatten()
+        return F.group_norm(x, len(self.weight) * self.groups, self.weight.flatten(), bias, self.eps)
+
+
+WIDE_LAYERS: dict[type[nn.Module], Callable[[Any, Tensor, Tensor | None], nn.Module]] = {
+    nn.Conv2d: WideConv,
+    nn.Linear: WideLinear,
+    nn.GroupNorm: WideGroupNorm,
+}
+
+
+def is_vectorisable(model: nn.Module) -> bool:
+    """Whether every layer of a network has a wide form (batch norm, for one, has none)."""
+    leaves = [part for part in model.modules() if not list(part.children())]
+    plain = all(type(leaf) in POINTWISE or (type(leaf) in WIDE_LAYERS and leaf.weight is not None) for leaf in leaves)
+    padded = any(isinstance(leaf, nn.Conv2d) and leaf.padding_mode != "zeros" for leaf in leaves)
+    return plain and not padded and not list(model.buffers())
+
+
+class ModelEnsemble(FlatParameters):
+    """K trainable copies of a model, all starting at ``state``; params, grads: name -> (K, *shape)."""
+
+    def __init__(self, model: nn.Module, state: Tensors, count: int) -> None:
+        self.module: Any = share_tensors(model)
+        names = [name for name, _ in self.module.named_parameters()]
+        super().__init__({name: torch.stack([state[name].detach()] * count) for name in names})
+        leaves = {name: value.detach().requires_grad_(True) for name, value in self.params.items()}
+        for name, leaf in leaves.items():
+            leaf.grad = self.grads[name]
+        for name, part in list(self.module.named_modules()):
+            if type(part) in WIDE_LAYERS:
+                wide = WIDE_LAYERS[type(part)](part, leaves[f"{name}.weight"], leaves.get(f"{name}.bias"))
+                owner, _, leaf_name = name.rpartition(".")
+                setattr(self.module.get_submodule(owner), leaf_name, wide)
+
+    def copy_state(self, k: int) -> State:
+        """Copies of one model's parameters, by name."""
+        return {name: tensor[k].clone() for name, tensor in self.params.items()}
+
+
+@dataclass(frozen=True)
+class BatchPlan:
+    """The batch of every model at every step: at (S, b, K) positions in a pool, weight (S, b, K).
+
+    A batch shorter than b is filled up with records of weight zero; the weights of a batch add up to
+    one, or to zero once its model has taken all its steps (K,).
+    """
+
+    at: Tensor
+    weight: Tensor
+    steps: tuple[int, ...]
+
+
+def plan_batches(
+    rows: Sequence[Tensor], batch_size: int, steps: Sequence[int], generators: Sequence[torch.Generator]
+) -> BatchPlan:
+    """The batches that each model would draw alone, from its own records (positions) and generator."""
+    width, longest = min(batch_size, max(len(r) for r in rows)), max(steps)
+    at = torch.zeros(longest, width, len(rows), dtype=torch.long)
+    weight = torch.zeros(longest, width, len(rows))
+    for k, (own, count, generator) in enumerate(zip(rows, steps, generators)):
+        drawn = draw_batches(len(own), batch_size, generator, torch.device("cpu"))
+        for s in range(count):
+            index = next(drawn)
+            at[s, : len(index), k], weight[s, : len(index), k] = own[index], 1 / len(index)
+    return BatchPlan(at, weight, tuple(steps))
+
+
+def pool_records(parts: Sequence[Records]) -> tuple[Records, list[Tensor]]:
+    """The union of the records of several replays of a client, once each by id, and the positions of each replay's."""
+    positions: dict[int, int] = {}
+    rows, fresh = [], []
+    for part in parts:
+        ids = part.ids.tolist()
+        new = [i for i, identity in enumerate(ids) if identity not in positions]
+        positions |= {ids[i]: len(positions) + n for n, i in enumerate(new)}
+        fresh.append(part.take(torch.tensor(new, dtype=torch.long)))
+        rows.append(torch.tensor([positions[identity] for identity in ids]))
+    return Records.concat(fresh), rows
+
+
+def vectorised_sgd(
+    model: nn.Module,
+    params: Tensors,
+    clients: Sequence[Records],
+    *,
+    lr: float,
+    momentum: float = 0.0,
+    weight_decay: float = 0.0,
+    batch_size: int,
+    epochs: float | None = None,
+    steps: int | None = None,
+    generators: Sequence[torch.Generator],
+    correct: Correction | None = None,
+) -> list[tuple[State, int]]:
+    """``local_sgd`` for K sets of records at once -> (state, steps taken) of each, equal up to rounding.
+
+    All start at ``params``; clients may hold different numbers of records, their ids must tell records
+    apart. The correction sees parameters and gradients with a first axis over the K models and acts
+    on each entry by itself. Raises ValueError where ``is_vectorisable`` is False or a client is empty.
+    """
+    if not is_vectorisable(model):
+        raise ValueError(f"model={type(model).__name__}: one of its layers has no form for many models at once")
+    if not all(len(records) for records in clients):
+        raise ValueError("records=0: a client needs at least one record to train; drop empty clients from the round")
+    if (epochs is None) == (steps is None):
+        raise ValueError(f"epochs={epochs!r}, steps={steps!r}: exactly one of the two is needed")
+    pool, rows = pool_records(clients)
+    counts = [steps if steps is not None else count_steps(len(r), batch_size, epochs or 0.0) for r in rows]
+    drawn = plan_batches(rows, batch_size, counts, generators)
+    ensemble = ModelEnsemble(model, params, len(clients))
+    pool = pool.to(ensemble.flat.device)
+    ended: dict[int, State] = {}
+    velocity = torch.zeros_like(ensemble.flat) if momentum else None
+    for s in range(max(counts)):
+        _compute_gradients(ensemble, pool, drawn.at[s].to(pool.y.device), drawn.weight[s].to(ensemble.flat))
+        with torch.no_grad():
+            if correct is not None:
+                ensemble.correct_gradients(correct)
+            ensemble.step(velocity, lr, momentum, weight_decay)
+        ended |= {k: ensemble.copy_state(k) for k, count in enumerate(counts) if count == s + 1}
+    return [(ended[k], count) for k, count in enumerate(counts)]
+
+
+def _compute_gradients(ensemble: ModelEnsemble, pool: Records, at: Tensor, weight: Tensor) -> None:
+    """Every model's gradient of its own mean cross-entropy, into ``ensemble.grad``."""
+    ensemble.grad.zero_()
+    x, y = pool.x[at].to(ensemble.flat), pool.y[at]
+    logits = ensemble.module(x.flatten(1, 2)).view(*at.shape, -1)
+    losses = F.cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="none")
+    (losses * weight.flatten()).sum().backward()

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from privdd.core.types import unpack
+from privdd.federated.aggregation import SUM_CLIENT
 from privdd.federated.channel import digest_tensors
-from privdd.federated.secure_aggregation import SUM_CLIENT
 from privdd.privacy.ledger import Ledger
 from privdd.reporting.run_record import RunRecord
 from privdd.runtime.files import DamagedRun, list_plain_files, printable, read_bytes, read_json, write_json

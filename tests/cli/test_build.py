@@ -22,8 +22,7 @@ from privdd.federated.simulation import run_round, start_training
 from privdd.models import ModelSpec, build, initial
 from privdd.privacy.accounting import epsilon
 from privdd.privacy.ledger import Ledger
-from privdd.training.sgd import local_sgd
-from privdd.training.vectorised import vectorised_sgd
+from privdd.training.sgd import local_sgd, vectorised_sgd
 
 # Networks that standardise are networks that are given standardised images, and nothing else changes.
 

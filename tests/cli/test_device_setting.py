@@ -19,9 +19,9 @@ from privdd.core.device import CUBLAS_WORKSPACE, DETERMINISTIC_WORKSPACES, deter
 from privdd.core.validation import BadConfig
 from privdd.distillation import augmentation, public_features
 from privdd.distillation import public_features as random_features
-from privdd.federated.evaluation import measure_accuracy
 from privdd.federated.experiment import Experiment
 from privdd.federated.simulation import Progress
+from privdd.federated.trainer import measure_accuracy
 from privdd.methods.fedavg import FedAvg
 from privdd.models import networks
 from privdd.runtime.run_folder import RunFolder

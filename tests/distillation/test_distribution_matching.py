@@ -18,6 +18,7 @@ from privdd.distillation.class_cells import (
     ClassSubsets,
     batched_cells,
     cut_cells,
+    draw_initial_images,
     draw_real_batches,
     first_records,
     labelled_images,
@@ -41,7 +42,6 @@ from privdd.distillation.distribution_matching import (
     networks_in_ball,
     project_to_ball,
 )
-from privdd.distillation.initial_images import draw_initial_images
 from privdd.models import ModelSpec, build, initial
 from tests.fake_device import fake_gpu, repeated
 

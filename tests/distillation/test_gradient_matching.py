@@ -12,7 +12,13 @@ from torch.nn import functional as F
 
 from privdd.core.rng import Keys
 from privdd.core.types import Problem, Records, Shard
-from privdd.distillation.class_cells import ClassCells, RealBatch, draw_real_batches, single_client_cells
+from privdd.distillation.class_cells import (
+    ClassCells,
+    RealBatch,
+    class_statistics,
+    draw_real_batches,
+    single_client_cells,
+)
 from privdd.distillation.gradient_matching import (
     GradientImages,
     class_matching_gradient,
@@ -20,11 +26,10 @@ from privdd.distillation.gradient_matching import (
     match_gradient,
     weight_gradients,
 )
-from privdd.distillation.initial_images import class_statistics
+from privdd.distillation.virtual_images import as_records, supervised_contrastive
 from privdd.federated.channel import ClientContext
 from privdd.models import ModelSpec, build, initial
 from privdd.models.build import build as build_images
-from privdd.training.contrastive import as_records, supervised_contrastive
 from privdd.training.sgd import local_sgd
 from tests.fake_device import fake_gpu, repeated
 
@@ -117,15 +122,15 @@ def test_contrast_without_pairs_is_zero_and_has_a_gradient() -> None:
 def test_class_statistics_and_the_released_form() -> None:
     x = torch.rand((20, 3, 4, 4), generator=Keys(3).torch())
     y = torch.tensor([0] * 18 + [2] * 2)
-    found = class_statistics(Records(x, y, torch.arange(20)), 3)
+    mean, std = class_statistics(Records(x, y, torch.arange(20)), 3)
     for label in (0, 2):
         mine = x[y == label].transpose(0, 1).flatten(1)
-        assert torch.allclose(found.mean[label], mine.mean(1), atol=1e-6)
-        assert torch.allclose(found.std[label], mine.std(1, correction=0), atol=1e-5)
-    assert bool((found.mean[1] == 0).all()) and bool((found.std[1] == 0).all())
+        assert torch.allclose(mean[label], mine.mean(1), atol=1e-6)
+        assert torch.allclose(std[label], mine.std(1, correction=0), atol=1e-5)
+    assert bool((mean[1] == 0).all()) and bool((std[1] == 0).all())
     flat = Records(torch.full((20, 3, 4, 4), 0.6), y, torch.arange(20))
-    released = class_statistics(flat, 3, released=True)
-    assert released.mean[0, 0] == pytest.approx(0.54, abs=1e-6) and released.mean[2, 0] == pytest.approx(0.06, abs=1e-6)
+    released, _ = class_statistics(flat, 3, released=True)
+    assert released[0, 0] == pytest.approx(0.54, abs=1e-6) and released[2, 0] == pytest.approx(0.06, abs=1e-6)
 
 
 # Images by gradient matching: their slope by finite differences, and that they come nearer to the records' gradient.

@@ -25,8 +25,8 @@ from privdd.distillation.distribution_matching import (
     fresh_networks,
     match_distributions,
 )
-from privdd.federated.evaluation import measure_accuracy
 from privdd.federated.simulation import run_round, start_training
+from privdd.federated.trainer import measure_accuracy
 from privdd.models import ModelSpec, initial
 from privdd.models.build import build_skeleton
 from privdd.reproduce.catalogue import find_entry

@@ -15,8 +15,8 @@ from privdd.cli.build import build_experiment
 from privdd.core.rng import Keys
 from privdd.core.types import Records, Shard
 from privdd.distillation import public_features as extractor
+from privdd.distillation.class_cells import draw_smooth_images
 from privdd.distillation.image_fitting import FittingSettings, fit_to_embeddings, total_variation
-from privdd.distillation.initial_images import draw_smooth_images
 from privdd.distillation.public_features import (
     AlexNet,
     PublicHead,

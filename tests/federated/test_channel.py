@@ -20,7 +20,7 @@ from privdd.federated.channel import Channel, ClientContext, UndeclaredArtifact,
 from privdd.privacy.mechanism import Output
 from privdd.privacy.mechanisms import ClippedSum
 from privdd.privacy.noise import Noise
-from privdd.training.dp_sgd import count_private_steps, dp_local_sgd, train_privately
+from privdd.training.dp_sgd import count_private_steps, dp_local_sgd
 from tests.federations import ALGOS, tiny, trained
 
 # Nothing leaves a client but through the channel, and every value that leaves has its row.
@@ -439,7 +439,7 @@ def test_noised_class_counts_estimate_all_records_of_the_class() -> None:
 
 @pytest.mark.parametrize(("epochs", "q", "steps"), [(3, 0.1, 30), (0.2, 0.1, 2), (0.01, 0.1, 1), (2, 1.0, 2), (1, 0.4, 2)])
 def test_local_epochs_become_steps_of_expected_passes(epochs: float, q: float, steps: int) -> None:
-    """epochs / q, rounded, at least one; through ``train_privately`` the mechanism is applied so often."""
+    """epochs / q, rounded, at least one; in these steps the mechanism is applied so often."""
     model, data = nn.Sequential(nn.Flatten(), nn.Linear(COUNT, 2)), one_hot()
 
     @dataclass(frozen=True)
@@ -452,7 +452,6 @@ def test_local_epochs_become_steps_of_expected_passes(epochs: float, q: float, s
 
     mechanism = Counting(1.0, 1.0, q)
     params = {name: value.detach() for name, value in model.named_parameters()}
-    _, taken = train_privately(
-        model, params, data, lr=0.1, momentum=0.0, weight_decay=0.0, epochs=epochs, ctx=context_sampler("dpsgd", mechanism)
-    )
-    assert count_private_steps(mechanism, epochs) == taken == len(mechanism.calls) == steps
+    taken = count_private_steps(mechanism, epochs)
+    dp_local_sgd(model, params, data, lr=0.1, steps=taken, ctx=context_sampler("dpsgd", mechanism))
+    assert taken == len(mechanism.calls) == steps

@@ -18,9 +18,8 @@ from privdd.auditing.pipeline import audit_experiment
 from privdd.cli.build import build_attacks, build_experiment
 from privdd.cli.run import prepare_run_folder, run_training
 from privdd.federated import checkpoint
-from privdd.federated.evaluation import accuracy_of_logits, is_finite_state
 from privdd.federated.simulation import start_training
-from privdd.federated.trainer import Trainer, record_accuracy
+from privdd.federated.trainer import Trainer, accuracy_of_logits, is_finite_state, record_accuracy
 from privdd.privacy.ledger import Ledger
 from privdd.reporting.comparison import print_training_table, write_comparison, write_training_table
 from privdd.reporting.finding_selection import diverged_run_text

@@ -14,7 +14,7 @@ from privdd.cli.main import TRUST_MODELS
 from privdd.cli.settings import settings_fingerprint
 from privdd.core.rng import Keys
 from privdd.core.validation import BadConfig
-from privdd.federated.secure_aggregation import SUM_CLIENT, Trust, TrustModel
+from privdd.federated.aggregation import SUM_CLIENT, Trust, TrustModel
 from privdd.federated.simulation import ClientTask as ClientTask
 from privdd.federated.simulation import Plan, client_step, run_round, start_training
 from privdd.privacy.accounting import epsilon

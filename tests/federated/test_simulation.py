@@ -21,7 +21,6 @@ from privdd.cli.build import build_experiment
 from privdd.cli.compose import compose_config
 from privdd.core.types import Problem, Records, Shard
 from privdd.federated.channel import POST_PROCESSING, digest_tensors
-from privdd.federated.evaluation import measure_accuracy
 from privdd.federated.experiment import Experiment
 from privdd.federated.simulation import (
     SERVER,
@@ -38,6 +37,7 @@ from privdd.federated.simulation import (
     start_training,
     too_few_clients_warning,
 )
+from privdd.federated.trainer import measure_accuracy
 from privdd.privacy.accounting import epsilon
 from privdd.privacy.ledger import Ledger, Release
 from privdd.privacy.mechanism import LedgerRow

@@ -11,19 +11,21 @@ from scipy.fft import dctn
 
 from privdd.core.rng import Keys
 from privdd.core.types import Records
-from privdd.distillation.guided_images import (
+from privdd.distillation.image_fitting import (
     GREY,
     ClassModel,
     CoarsePixels,
+    FittingSettings,
+    GradientPath,
     GuidanceSettings,
     add_texture,
     build_guided_set,
     draw_silhouettes,
     estimate_class_model,
+    fit_to_gradients,
     mix_and_move,
     push_images,
 )
-from privdd.distillation.image_fitting import FittingSettings, GradientPath, fit_to_gradients
 from privdd.distillation.public_features import head_gradients
 from privdd.federated.channel import OutputLog
 from privdd.methods.feddm_guided import FedDMGuided

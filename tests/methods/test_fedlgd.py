@@ -11,10 +11,9 @@ from torch.nn import functional as F
 
 from privdd.core.rng import Keys
 from privdd.core.types import Records, unpack
-from privdd.distillation.virtual_images import VirtualImages
+from privdd.distillation.virtual_images import VirtualImages, class_mmd
 from privdd.methods.fedlgd import FedLGD
 from privdd.models import build
-from privdd.training.contrastive import class_mmd
 from privdd.training.sgd import evaluate_model
 from tests.federations import tiny, trained
 from tests.methods.distilling import (

@@ -12,8 +12,8 @@ from scipy import stats
 from attacks.images import load_pretrained_trunk
 from privdd.cli.build import build_experiment
 from privdd.cli.compose import compose_config
-from privdd.federated.evaluation import measure_accuracy
 from privdd.federated.simulation import run_round, start_training
+from privdd.federated.trainer import measure_accuracy
 from privdd.runtime.engine import Engine
 from tests.federations import PUBLIC_MAP
 

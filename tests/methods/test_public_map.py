@@ -12,10 +12,10 @@ from privdd.core.types import Records
 from privdd.federated.channel import OutputLog
 from privdd.federated.experiment import Experiment
 from privdd.federated.simulation import Progress, run_round, start_training
+from privdd.methods.base import PublicMap
 from privdd.methods.dp_head import DPHead
 from privdd.methods.dp_means import DPMeans
 from privdd.methods.dp_moments import DPMoments
-from privdd.methods.public_map import PublicMap
 from privdd.runtime.engine import Engine
 from tests.federations import finished, needs_weights, tiny
 

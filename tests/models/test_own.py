@@ -15,7 +15,7 @@ from attacks.inversion.labels import last_layer_gradients
 from privdd.models import OwnModel, build, initial
 from privdd.models.build import build_skeleton
 from privdd.models.own import INITIALISED_LAYERS, NORM_LAYERS, CutHead
-from privdd.training.vectorised import is_vectorisable
+from privdd.training.sgd import is_vectorisable
 
 SHAPE = (1, 6, 6)
 

@@ -17,8 +17,7 @@ from privdd.privacy import batch_invariance
 from privdd.privacy.batch_invariance import LEAST, MOST, PassSizes, compute_rows
 from privdd.privacy.clipping import clipped_sum, record_norms
 from privdd.privacy.lattice import Lattice
-from privdd.training.dp_sgd import cross_entropy_of
-from privdd.training.record_gradients import record_gradients
+from privdd.training.dp_sgd import cross_entropy_of, record_gradients
 
 SHAPE, CLASSES = (1, 8, 8), 10
 SIZES = (1, 2, 3, 4, 5, 7, 8, 9, 15, 20)

@@ -74,7 +74,7 @@ RUN = FeatureRun(variance=0.15, rho=0.1, rounds=1, clients=10)
 @pytest.mark.parametrize(("rounds", "by_hand"), [(1, 0.876), (10, 2.77), (15, 3.39), (1000, 27.7)])
 def test_lemma_d_2_grows_with_the_root_of_the_rounds(rounds: int, by_hand: float) -> None:
     """.1 * sqrt(R * 11.513) / .3873."""
-    assert lemma_d_2(variance=0.15, rho=0.1, delta=1e-5, rounds=rounds) == pytest.approx(by_hand, rel=3e-3)
+    assert lemma_d_2(0.15, 0.1, 1e-5, rounds) == pytest.approx(by_hand, rel=3e-3)
 
 
 def test_an_order_of_magnitude_is_no_number_and_both_readings_of_r_are_told() -> None:

@@ -10,9 +10,8 @@ import pytest
 from scipy.optimize import minimize_scalar
 from scipy.stats import norm
 
-import privdd.privacy.shuffled_batches as module
-from privdd.privacy.accounting import epsilon
-from privdd.privacy.shuffled_batches import bound_batch_epsilon
+import privdd.privacy.accounting as module
+from privdd.privacy.accounting import bound_batch_epsilon, epsilon
 
 DELTA = 1e-5
 SCHEMES = ("shuffled", "balls_in_bins")
@@ -20,7 +19,7 @@ SCHEMES = ("shuffled", "balls_in_bins")
 
 @pytest.fixture(autouse=True)
 def without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LIBRARY", "a_library_that_nobody_has")
+    monkeypatch.setattr(module, "ALLOCATION_LIBRARY", "a_library_that_nobody_has")
 
 
 @pytest.mark.parametrize("sampling", SCHEMES)
@@ -97,7 +96,7 @@ def test_shuffled_batches_can_cost_more_than_poisson_ones() -> None:
 def test_balls_in_bins_bounds_are_those_of_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("PLD_accounting", reason="PLD_accounting is not installed")
     wide = bound_batch_epsilon(1.0, 1e-3, batches=3, sampling="balls_in_bins")
-    monkeypatch.setattr(module, "LIBRARY", "PLD_accounting")
+    monkeypatch.setattr(module, "ALLOCATION_LIBRARY", "PLD_accounting")
     low, high = bound_batch_epsilon(1.0, 1e-3, batches=3, sampling="balls_in_bins")
     assert high <= 1.05 * low and wide[0] <= high and wide[1] >= low and 0.5 * low < wide[0]
 

@@ -30,7 +30,7 @@ from flwr.server.strategy import FedAvg
 from flwr.server.workflow import DefaultWorkflow, SecAggPlusWorkflow
 
 from privdd.core.types import Received
-from privdd.federated.secure_aggregation import SUM_CLIENT
+from privdd.federated.aggregation import SUM_CLIENT
 from privdd.federated.simulation import ClientTask, Plan, Progress, client_step, run_round, start_training
 from privdd.runtime.engine import Engine
 from tests.federations import tiny

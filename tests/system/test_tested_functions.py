@@ -31,7 +31,7 @@ DEPENDED_ON = [
     "attacks.roc:tpr_at_fpr",
     "privdd.federated.channel:ClientContext.sample",  # privacy.sampling_probability
     "privdd.federated.simulation:Plan.participants",  # participation
-    "privdd.federated.evaluation:measure_accuracy",
+    "privdd.federated.trainer:measure_accuracy",
     "privdd.federated.simulation:count_bytes",
     "privdd.training.dp_sgd:count_private_steps",  # "steps = local epochs / this"
     "privdd.distillation.private_matching:estimation_weights",

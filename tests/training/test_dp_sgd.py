@@ -18,9 +18,8 @@ from privdd.training.dp_sgd import (
     count_private_steps,
     cross_entropy_of,
     dp_local_sgd,
-    train_privately,
+    record_gradients,
 )
-from privdd.training.record_gradients import record_gradients
 from privdd.training.sgd import SharedBatches
 from tests.contexts import CLASSES, context, network, records
 
@@ -158,7 +157,7 @@ def test_checking_leaves_the_mode_alone() -> None:
     assert not net.training
 
 
-# ``train_privately`` beside records that everyone knows: their gradient is added after the noise, exactly.
+# DP-SGD beside records that everyone knows: their gradient is added after the noise, exactly.
 
 
 SHAPE, CLASSES_PUBLIC, RATE, WEIGHT = (1, 2, 2), 3, 0.5, 0.25
@@ -198,8 +197,8 @@ def test_two_steps_follow_the_release_the_correction_and_the_shared_records(corr
         return {name: grads[name] + 0.1 * params[name] for name in grads}
 
     extra = SharedBatches(public, torch.Generator().manual_seed(0), len(public), WEIGHT) if shared else None
-    trained, steps = train_privately(
-        net, begin, records_public(9, 2), lr=RATE, momentum=0.0, weight_decay=0.0, epochs=1, ctx=ctx,
+    trained = dp_local_sgd(
+        net, begin, records_public(9, 2), lr=RATE, steps=2, ctx=ctx,
         correct=pull if corrected else None, extra=extra,
     )  # fmt: skip
     expected = begin
@@ -210,4 +209,4 @@ def test_two_steps_follow_the_release_the_correction_and_the_shared_records(corr
             - RATE * (released[name] + 0.1 * corrected * value + WEIGHT * shared * theirs[name])
             for name, value in expected.items()
         }  # fmt: skip
-    assert steps == 2 and all(torch.allclose(trained[name], value, atol=1e-5) for name, value in expected.items())
+    assert all(torch.allclose(trained[name], value, atol=1e-5) for name, value in expected.items())

@@ -19,8 +19,7 @@ from privdd.distillation.feature_split import SplitLoss, build_split_skeleton
 from privdd.models import ModelSpec, build, initial
 from privdd.privacy.clipping import OuterProducts, clipped_sum, parts_of
 from privdd.privacy.lattice import Lattice
-from privdd.training.dp_sgd import cross_entropy_of
-from privdd.training.record_gradients import LayerGradients, RecordLoss, record_gradients
+from privdd.training.dp_sgd import LayerGradients, RecordLoss, cross_entropy_of, record_gradients
 
 CLASSES = 10
 Case = tuple[RecordLoss, State, tuple[Tensor, ...]]

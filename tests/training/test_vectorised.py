@@ -23,8 +23,7 @@ from privdd.methods.scaffold import Scaffold
 from privdd.methods.vhl import VHL
 from privdd.models import ModelSpec, build, initial
 from privdd.models.build import build_skeleton
-from privdd.training.sgd import local_sgd
-from privdd.training.vectorised import is_vectorisable, pool_records, vectorised_sgd
+from privdd.training.sgd import is_vectorisable, local_sgd, pool_records, vectorised_sgd
 from tests.methods.toy import BATCH_NORM, SPEC, digits, make, shards
 
 MLP, CNN = ModelSpec("mlp", width=16), ModelSpec("smallcnn", width=8)

@@ -103,11 +103,10 @@ class FeatureNoise(Mechanism, hooks=("norm_for_size", "copy_stds", "event_at")):
     def __call__(self, value: Tensors, noise: Noise) -> Output:
         norm = self.norm_for_size(sum(math.prod(tensor.shape[1:]) for tensor in value.values()))
         lattice = self._lattice_for(norm)
-        exact, released = (
-            self._release_on_lattice(lattice, value, norm, noise)
-            if lattice and norm
-            else self._release_unrounded(value, norm, noise)
-        )
+        if lattice and norm:
+            exact, released = self._release_on_lattice(lattice, value, norm, noise)
+        else:
+            exact, released = self._release_unrounded(value, norm, noise)
         return Output(
             released,
             self.event_at(norm),
@@ -152,9 +151,8 @@ class FeatureNoise(Mechanism, hooks=("norm_for_size", "copy_stds", "event_at")):
             factors = self._clip_factors(value, norm)
             value = {n: torch.nan_to_num(t) * factors.to(t).reshape(-1, *(1,) * (t.ndim - 1)) for n, t in value.items()}
         stds = self.copy_stds(norm)
-        return value, {
-            name: torch.cat([self._add_batch_noise(t, std, noise) for std in stds]) for name, t in value.items()
-        }
+        released = {n: torch.cat([self._add_batch_noise(t, std, noise) for std in stds]) for n, t in value.items()}
+        return value, released
 
     def _add_batch_noise(self, tensor: Tensor, std: float, noise: Noise) -> Tensor:
         batch = self.broadcast_batch or 1

@@ -43,7 +43,9 @@ class NoiseShare(Mechanism, hooks=("noise_std",)):
 
     def __call__(self, value: Tensors, noise: Noise) -> Output:
         exact = {name: tensor.double() for name, tensor in value.items()}
-        return _mark_as_share(super().__call__(exact, noise), self.parts)  # type: ignore[safe-super]
+        output: Output = super().__call__(exact, noise)  # type: ignore[safe-super]
+        why = f"{output.why}; its share of the noise is one of {self.parts} that reach the stated noise in the sum"
+        return replace(output, why=why, shares=self.parts)
 
 
 @dataclass(frozen=True)
@@ -54,11 +56,6 @@ class SumShare(NoiseShare, ClippedSum):
 @dataclass(frozen=True)
 class ClientShare(NoiseShare, ClientLevel):
     """``ClientLevel`` of one client of many."""
-
-
-def _mark_as_share(output: Output, parts: int) -> Output:
-    why = f"{output.why}; its share of the noise is one of {parts} that reach the stated noise in the sum"
-    return replace(output, why=why, shares=parts)
 
 
 SHARE_CLASSES: Mapping[type[Mechanism], type[Mechanism]] = {ClippedSum: SumShare, ClientLevel: ClientShare}

@@ -1,4 +1,4 @@
-"""What methods share whose model is a linear head over a public map: nothing but the head is learned or sent."""
+"""What families of methods share: one network that the server trains, or a linear head over a public map."""
 
 from __future__ import annotations
 
@@ -12,11 +12,39 @@ from torch import Tensor, nn
 
 from attacks.types import Surface
 from privdd.core.rng import Keys
-from privdd.core.types import Problem, Shard, State, Values, Work
+from privdd.core.types import Problem, Shard, State, Values, Work, pack, unpack
+from privdd.distillation.private_matching import check_no_batch_norm
 from privdd.distillation.public_features import PublicHead, PublicRows, embed_shards
 from privdd.federated.channel import ClientContext
 from privdd.federated.method import AuditHooks, Method
+from privdd.models import ModelSpec, build, initial
 from privdd.privacy.mechanism import Mechanism
+from privdd.training.sgd import predict_images
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerNetwork(Method, AuditHooks):
+    """model: the network that the server trains and sends; it must treat each image alone (no batch norm)."""
+
+    model: ModelSpec
+
+    broadcasts: ClassVar[Mapping[str, Surface]] = {"model": Surface.GLOBAL_MODEL}
+
+    def __post_init__(self) -> None:
+        check_no_batch_norm(self.model.norm, "model")
+
+    def init(self, problem: Problem, keys: Keys) -> State:
+        return pack("model", initial(self.model, problem.shape, problem.classes, keys.fold("model").torch()))
+
+    def predict(self, server: State, memory: State | None, x: Tensor) -> Tensor:
+        return predict_images(self.model, unpack("model", server), x)
+
+    def classifier(self, problem: Problem) -> nn.Module:
+        return build(self.model, problem.shape, problem.classes)
+
+    def sent_state(self, broadcast: Values) -> State | None:
+        """The network as the server sent it; a synthetic set implies none by itself."""
+        return dict(broadcast["model"])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +62,6 @@ class PublicMap(Method, AuditHooks, hooks=("from_rows",)):
         """A client's round; rows: of its records (n, d), as the public map sees them."""
 
     def init(self, problem: Problem, keys: Keys) -> State:
-        """A head of zeros."""
         return {"model/head.weight": torch.zeros(problem.classes, self.rows.width + 1)}
 
     def local(self, broadcast: Values, memory: State, shard: Shard, ctx: ClientContext) -> Work:
@@ -48,7 +75,6 @@ class PublicMap(Method, AuditHooks, hooks=("from_rows",)):
         return [self.from_rows(broadcast, rows, shard, ctx) for rows, shard, ctx in pairs]
 
     def predict(self, server: State, memory: State | None, x: Tensor) -> Tensor:
-        """Logits (n, C) of the head."""
         rows = self.rows.embed_rows(x)
         return rows @ server["model/head.weight"].to(rows).T
 
