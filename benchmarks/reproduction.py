@@ -19,10 +19,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from privdd.reproduce.catalogue import find_entry, load_catalogue
-from privdd.reproduce.page import STALE, OverviewLine, collect_lines, count_verdicts, current_digests
+from privdd.reproduce.page import STALE, STAND_IN, OverviewLine, collect_lines, count_verdicts, current_digests
 from privdd.runtime.files import write_bytes
 
-STAND_IN = " (on a stand-in)"
 COUNTED = re.compile(r"(<!-- counted -->\n).*?(\n<!-- end -->)", re.S)
 FIELDS = ("entry", "column", "statement", "verdict", "detail", "made", "stale", "settings", "command")
 TITLES = ("entry", "column", "statement", "here", "how far", "made with", "stale", "settings", "command")

@@ -37,8 +37,7 @@ class PaperEntry:
     experiment: the file in configs/experiment whose rows it shows, "" where none are trained for it; kind: one of
     ``RUNS_HERE``, ``SHOWN_ELSEWHERE``, ``NOTHING_TO_RUN``, ``OUT_OF_REACH``; why: of the last three; needs: data sets of the paper that do not come
     with privdd; small, medium: the columns that this scale trains (empty: all);
-    features: measure x, x_s and x_r as well (``feature_kinds``); also: further tables and figures (``analyses``); seeds: how
-    many it has where none are asked for.
+    also: further tables and figures (``ANALYSES`` of ``figures``); seeds: how many it has where none are asked for.
     """
 
     name: str
@@ -49,7 +48,6 @@ class PaperEntry:
     needs: tuple[str, ...] = ()
     small: tuple[str, ...] = ()
     medium: tuple[str, ...] = ()
-    features: bool = False
     seeds: int = 3
     also: tuple[str, ...] = ()
     ahead: tuple[StatedOrder, ...] = ()
@@ -78,11 +76,10 @@ def load_catalogue() -> Mapping[str, PaperEntry]:
 
 
 def _parse_entry(name: str, part: Mapping[str, Any]) -> PaperEntry:
-    given = dict(part)
+    given = {key: tuple(value) if isinstance(value, list) else value for key, value in part.items()}
     ahead = tuple(StatedOrder(**one) for one in given.pop("ahead", ()))
-    lists: dict[str, Any] = {key: tuple(given.pop(key, ())) for key in ("needs", "small", "medium", "also")}
     own = {scale: tuple(items) for scale, items in given.pop("overrides", {}).items()}
-    return PaperEntry(name, **lists, ahead=ahead, overrides=own, **given)
+    return PaperEntry(name, ahead=ahead, overrides=own, **given)
 
 
 @cache

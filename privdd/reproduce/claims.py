@@ -10,13 +10,13 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import dp_accounting as dpa
 import numpy as np
 import torch
+from scipy import optimize
 
 from attacks.images import LpipsUnavailable, lpips
 from privdd.cli.main import config_of
@@ -37,14 +37,41 @@ from privdd.runtime.progress import show_progress
 HOLDS_HERE, FAILS_HERE, UNDECIDED = "holds here", "does not hold", "undecided"
 
 
-class ClaimEvidence(Protocol):
-    """The results that a test may ask for."""
+SMALL_AUDIT = ("data=digits", "preset=smoke", "audit.worlds=16")
+MEMBERSHIP = "attack=[lira,rmia,loss_threshold]"
+AUDITS = {
+    "fedrd": ("algo=fedrd", "attack=[lira,rmia,loss_threshold,feature_inversion]"),
+    "fedfed": ("algo=fedfed", "attack=[feature_inversion]"),
+    "fedlgd": ("algo=fedlgd", MEMBERSHIP),
+    "virtual_data": ("algo=virtual_data", MEMBERSHIP),
+    "fedavg": ("algo=fedavg", MEMBERSHIP),
+}
+
+
+def audit_folder_name(name: str) -> str:
+    """The name changes with every setting of the audit, so that no finding under other settings is used."""
+    config = config_of("audit", *AUDITS[name], *SMALL_AUDIT)
+    more = [to_plain_settings(config[part]) for part in ("audit", "attack", "capture")]
+    return f"{name}-{config_digest(config, more)}"
+
+
+@dataclass(frozen=True)
+class ClaimEvidence:
+    """The results that a test may ask for; what is not there yet is run when it is asked for."""
+
+    asked: ReproduceArguments
 
     def audit_findings(self, name: str) -> dict[str, Any]:
-        """findings.json of one of the small audits (``audit_runs.AUDITS``)."""
+        """findings.json of one of the small audits."""
+        path = self.asked.out / "privacy" / audit_folder_name(name)
+        if not (path / "findings.json").is_file():
+            audit_row((*AUDITS[name], *SMALL_AUDIT), path)
+        found: dict[str, Any] = read_json(path / "findings.json")
+        return found
 
     def entry_results(self, entry: str) -> dict[str, Any]:
         """results.json of an entry, at scale=small."""
+        return reproduce_entry(find_entry(entry), replace(self.asked, name=entry, scale="small"))[0].as_json()
 
 
 @dataclass(frozen=True)
@@ -109,29 +136,23 @@ def _blind_psnr(row: FindingRow) -> float:
 
 
 def decide_fedlgd_no_extra(evidence: ClaimEvidence) -> ClaimVerdict:
-    return _compare_methods(
-        evidence, "fedlgd", "virtual_data", "FedAvg on virtual data", worse_is=FAILS_HERE, better_is=HOLDS_HERE
-    )
+    return _compare_with_fedlgd(evidence, "virtual_data", "FedAvg on virtual data")
 
 
 def decide_fedlgd_membership(evidence: ClaimEvidence) -> ClaimVerdict:
-    return _compare_methods(
-        evidence, "fedlgd", "fedavg", "FedAvg on the records", worse_is=FAILS_HERE, better_is=HOLDS_HERE
-    )
+    return _compare_with_fedlgd(evidence, "fedavg", "FedAvg on the records")
 
 
-def _compare_methods(
-    evidence: ClaimEvidence, first: str, second: str, named: str, *, worse_is: str, better_is: str
-) -> ClaimVerdict:
+def _compare_with_fedlgd(evidence: ClaimEvidence, other: str, named: str) -> ClaimVerdict:
     """Decided where the two intervals do not meet; otherwise the game is too small to tell them apart."""
-    a, b = (strongest_membership(evidence.audit_findings(name), "update") for name in (first, second))
+    a, b = (strongest_membership(evidence.audit_findings(name), "update") for name in ("fedlgd", other))
     if a is None or b is None:
         return ClaimVerdict(UNDECIDED, ("no membership attack read the updates",))
     lines = (f"FedLGD: {_format_auc(a)}", f"{named}: {_format_auc(b)}")
     if a["auc_ci"][0] > b["auc_ci"][1]:
-        return ClaimVerdict(worse_is, lines)
+        return ClaimVerdict(FAILS_HERE, lines)
     if a["auc_ci"][1] < b["auc_ci"][0]:
-        return ClaimVerdict(better_is, lines)
+        return ClaimVerdict(HOLDS_HERE, lines)
     return ClaimVerdict(UNDECIDED, (*lines, "the intervals meet"))
 
 
@@ -190,16 +211,13 @@ def decide_fedfed_less_noise(evidence: ClaimEvidence) -> ClaimVerdict:
     """One Gaussian release of a vector of norm at most rho, against one of norm at most 1."""
     raw = 1.0
     target = release_epsilon(raw, 1.0)
-    low, high = 1e-3, raw
-    for _ in range(40):  # bisection: epsilon falls with sigma
-        middle = math.sqrt(low * high)
-        low, high = (middle, high) if release_epsilon(middle, FEATURE_SHARE) > target else (low, middle)
+    noise = optimize.brentq(lambda sigma: release_epsilon(sigma, FEATURE_SHARE) - target, FEATURE_SHARE / 10, raw)
     lines = (
-        f"at the epsilon {target:.3g} that noise 1 gives raw records of norm 1, features of norm {FEATURE_SHARE:g} need noise {high:.3g}",
-        f"noise over norm is the same for both ({high / FEATURE_SHARE:.3g} and {raw:.3g}): less noise, on a signal as much weaker",
+        f"at the epsilon {target:.3g} that noise 1 gives raw records of norm 1, features of norm {FEATURE_SHARE:g} need noise {noise:.3g}",
+        f"noise over norm is the same for both ({noise / FEATURE_SHARE:.3g} and {raw:.3g}): less noise, on a signal as much weaker",
         "the generator is trained on raw records and sent without noise, so this says nothing of the whole method",
     )
-    return ClaimVerdict(HOLDS_HERE if high < raw else FAILS_HERE, lines)
+    return ClaimVerdict(HOLDS_HERE if noise < raw else FAILS_HERE, lines)
 
 
 def decide_fedfed_square(evidence: ClaimEvidence) -> ClaimVerdict:
@@ -208,12 +226,8 @@ def decide_fedfed_square(evidence: ClaimEvidence) -> ClaimVerdict:
         f"norm 1, noise 1: epsilon {once:.3g}; norm 2, noise 2: {twice:.3g}; norm 2, noise 4: {four:.3g}",
         "twice the norm needs twice the noise, as in the paper's own proof (appendix D.1)",
     )
-    return ClaimVerdict(
-        FAILS_HERE
-        if math.isclose(once, twice, rel_tol=1e-6) and not math.isclose(once, four, rel_tol=0.05)
-        else HOLDS_HERE,
-        lines,
-    )
+    linear = math.isclose(once, twice, rel_tol=1e-6) and not math.isclose(once, four, rel_tol=0.05)
+    return ClaimVerdict(FAILS_HERE if linear else HOLDS_HERE, lines)
 
 
 def decide_fedfed_composition(evidence: ClaimEvidence) -> ClaimVerdict:
@@ -335,52 +349,6 @@ SENTENCES: tuple[PrivacySentence, ...] = (  # in the papers' order
 )  # fmt: skip
 
 
-SMALL_AUDIT = ("data=digits", "preset=smoke", "audit.worlds=16")
-AUDITS = {
-    "fedrd": ("algo=fedrd", "attack=[lira,rmia,loss_threshold,feature_inversion]"),
-    "fedfed": ("algo=fedfed", "attack=[feature_inversion]"),
-    "fedlgd": ("algo=fedlgd", "attack=[lira,rmia,loss_threshold]"),
-    "virtual_data": ("algo=virtual_data", "attack=[lira,rmia,loss_threshold]"),
-    "fedavg": ("algo=fedavg", "attack=[lira,rmia,loss_threshold]"),
-}
-
-
-def audit_folder_name(name: str) -> str:
-    """The name changes with every setting of the audit, so that no finding under other settings is used."""
-    config = config_of("audit", *AUDITS[name], *SMALL_AUDIT)
-    return (
-        f"{name}-{config_digest(config, [to_plain_settings(config[part]) for part in ('audit', 'attack', 'capture')])}"
-    )
-
-
-@dataclass(frozen=True)
-class AuditRuns:
-    """Runs what is asked for, the first time that it is."""
-
-    asked: ReproduceArguments
-
-    @cached_property
-    def _cached_results(self) -> dict[str, Any]:
-        return {}
-
-    def audit_findings(self, name: str) -> dict[str, Any]:
-        if name not in self._cached_results:
-            path = self.asked.out / "privacy" / audit_folder_name(name)
-            if not (path / "findings.json").is_file():
-                audit_row((*AUDITS[name], *SMALL_AUDIT), path)
-            self._cached_results[name] = read_json(path / "findings.json")
-        found: dict[str, Any] = self._cached_results[name]
-        return found
-
-    def entry_results(self, entry: str) -> dict[str, Any]:
-        if entry not in self._cached_results:
-            self._cached_results[entry] = reproduce_entry(
-                find_entry(entry), replace(self.asked, name=entry, scale="small")
-            )[0].as_json()
-        found: dict[str, Any] = self._cached_results[entry]
-        return found
-
-
 def format_verdict_counts(decisions: Mapping[str, ClaimVerdict]) -> str:
     """ "3 hold here, 4 do not, 2 are undecided"."""
     found = Counter(decision.verdict for decision in decisions.values())
@@ -406,7 +374,7 @@ def write_sentences(
 
 
 def decide_sentences(wish: ReproduceArguments) -> int:
-    evidence, decisions = AuditRuns(wish), {}
+    evidence, decisions = ClaimEvidence(wish), {}
     with show_progress("sentences", len(SENTENCES)) as bar:
         for sentence in SENTENCES:
             decisions[sentence.name] = sentence.decide(evidence)

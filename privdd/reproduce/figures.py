@@ -1,6 +1,7 @@
 """The figures of an entry: accuracy against rounds and bytes, and what its ``also`` names.
 
-FedDM's surrogate in the ball and what the ball's radius does (Xiong et al. 2023, figure 1 draws in one dimension how the loss
+FedFed's figure 17 and table 12: what x, x_s and x_r = q(x) are good for, and how alike they are. Phase A is run as in the
+method; then one classifier is trained on each kind of input and tested on all three. FedDM's surrogate in the ball and what the ball's radius does (Xiong et al. 2023, figure 1 draws in one dimension how the loss
 on a client's synthetic images follows the loss on its records; its functions are not at hand, so both losses are measured on
 straight lines through the model that the server had sent). How far apart FedLGD's clients are (Huang et al. 2024, figures 1
 and 4): t-SNE pictures and the maximum mean discrepancy, in the features of the row's final global model, for the paper does
@@ -16,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 from numpy.typing import NDArray
@@ -24,15 +26,36 @@ from sklearn.manifold import TSNE
 from torch import Tensor
 from torch.nn import functional as F
 
+from attacks.images import psnr
+from privdd.cli.paper_rows import build_row_experiment
 from privdd.core.rng import Keys
 from privdd.core.types import Records, State
-from privdd.distillation.distribution_matching import draw_in_ball, embed_images
+from privdd.distillation.distribution_matching import draw_in_ball
+from privdd.federated.experiment import Experiment
+from privdd.federated.simulation import run_round, start_training
+from privdd.models import build, initial
 from privdd.reporting.figures import PERCENT, figure_canvas, series_colour, series_dash
 from privdd.reporting.page import Plot, make_slug
 from privdd.reporting.wording import format_bytes, format_share
-from privdd.reproduce.results import AnalysisOutput, ExtraTable, RowResult, TableColumn, format_spread
-from privdd.reproduce.train import PaperCell, StoredRow, find_cell, load_stored_row
+from privdd.reproduce.catalogue import starts_with_words
+from privdd.reproduce.results import ExtraTable, RowResult, TableColumn
+from privdd.reproduce.train import PaperCell, StoredRow, load_stored_row, load_stored_rows
+from privdd.runtime.files import read_json, write_json
+from privdd.training.server import ServerTraining, train_on_records
 from privdd.training.sgd import evaluate_model, predict_logits
+
+AnalysisOutput = tuple[list[ExtraTable], list[Plot]]  # what an analysis adds to the page of an entry
+Points = NDArray[np.float64]
+
+
+def format_spread(values: Sequence[float], factor: float = 1.0, digits: int = 1) -> str:
+    """ "12.3 ± 0.4", the mean and the standard deviation (n - 1) of values times factor; of one value no deviation, and
+    "–" where none is known (NaN)."""
+    values = [value for value in values if not math.isnan(value)]
+    if not values:
+        return "–"
+    more = f" ± {factor * float(np.std(values, ddof=1)):.{digits}f}" if len(values) > 1 else ""
+    return f"{factor * float(np.mean(values)):.{digits}f}{more}"
 
 
 def plot_curves(column: TableColumn) -> list[Plot]:
@@ -61,13 +84,18 @@ def row_label(row: str) -> str:
     return " ".join(words).replace(" algo/base=", " on ").replace(" algo.", " ")
 
 
+def _draw_band(axes: Axes, index: int, x: Points, values: Points, label: str) -> None:
+    """The mean of values (runs, points) over their range, in the colour of series ``index``."""
+    colour = series_colour(index)
+    axes.fill_between(x, values.min(axis=0), values.max(axis=0), color=colour, alpha=0.12, lw=0)
+    axes.plot(x, values.mean(axis=0), color=colour, ls=series_dash(index), label=label)
+
+
 def _draw_accuracies(rows: Sequence[RowResult], in_bytes: bool) -> Figure:
     with figure_canvas(4.8, 2.9 + 0.17 * len(rows)) as (figure, axes):
         for index, row in enumerate(rows):
-            x = np.maximum(row.uploaded, 1.0) if in_bytes else np.arange(1, len(row.curve) + 1)
-            values = np.array(list(row.curves.values()))
-            axes.fill_between(x, values.min(axis=0), values.max(axis=0), color=series_colour(index), alpha=0.12, lw=0)
-            axes.plot(x, row.curve, color=series_colour(index), ls=series_dash(index), label=row_label(row.cell.row))
+            x = np.maximum(row.uploaded, 1.0) if in_bytes else np.arange(1.0, len(row.curve) + 1)
+            _draw_band(axes, index, x, np.array(list(row.curves.values())), row_label(row.cell.row))
         axes.set(xlabel="uploaded by a client" if in_bytes else "round", ylabel="accuracy", ylim=(0, 1))
         axes.yaxis.set_major_formatter(PERCENT)
         if in_bytes:
@@ -84,13 +112,13 @@ DIRECTIONS = 8
 DISTANCES = 9  # distances from 0 to twice the radius
 
 
-def measure_losses(row: StoredRow) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """(distances (STEPS,), mean cross-entropy (2, DIRECTIONS, STEPS)): on the records, on the images, of the last round."""
+def measure_losses(row: StoredRow) -> tuple[Points, Points]:
+    """(distances (DISTANCES,), mean cross-entropy (2, DIRECTIONS, DISTANCES)): on records, on images, of the last round."""
     last = row.progress.snapshots[max(row.progress.snapshots)]
     centre: State = dict(last.broadcast["model"])
     shard = row.experiment.shards[row.experiment.plan.victim]
     images = Records(last.sent["images"]["x"], last.sent["labels"]["y"], last.sent["labels"]["y"])
-    model, rho = row.build_model.eval(), float(row.experiment.plan.method.rho)  # type: ignore[attr-defined]
+    model, rho = row.model, float(row.experiment.plan.method.rho)  # type: ignore[attr-defined]
     names = [name for name, _ in model.named_parameters()]
     far = np.linspace(0, 2 * rho, DISTANCES)
     found = np.zeros((2, DIRECTIONS, DISTANCES))
@@ -113,7 +141,7 @@ def surrogate_analysis(cells: Sequence[PaperCell], seeds: Sequence[int], rows: P
     """How well the images' loss follows the records' loss, row by row."""
     body, plots = [], []
     for cell in cells:
-        made = [row for seed in seeds if (row := load_stored_row(cell, seed, rows)) and row.progress.snapshots]
+        made = [row for row in load_stored_rows(cell, seeds, rows) if row.progress.snapshots]
         if not made:
             continue
         measured = [measure_losses(row) for row in made]
@@ -131,28 +159,24 @@ def surrogate_analysis(cells: Sequence[PaperCell], seeds: Sequence[int], rows: P
     return ([table] if body else []), plots
 
 
-def _change_correlation(real: NDArray[np.float64], synthetic: NDArray[np.float64]) -> float:
+def _change_correlation(real: Points, synthetic: Points) -> float:
     """The correlation of the changes from the centre, over all directions and distances above 0."""
     a, b = ((one - one[:, :1])[:, 1:].ravel() for one in (real, synthetic))
     return float(np.corrcoef(a, b)[0, 1]) if a.std() > 0 and b.std() > 0 else 0.0
 
 
-def _plot_surrogate(name: str, far: NDArray[np.float64], values: NDArray[np.float64], seed: int) -> Plot:
+def _plot_surrogate(name: str, far: Points, values: Points, seed: int) -> Plot:
     means = values.mean(axis=1)
     alt = f"Loss on records {means[0][0]:.2f} to {means[0][-1]:.2f}, on images {means[1][0]:.2f} to {means[1][-1]:.2f}."
     caption = f"Mean over {DIRECTIONS} directions and their range, seed {seed}; the line marks the ball's edge."
-    return Plot(
-        f"surrogate-{make_slug(name)}", f"{name}: loss near the server's model", caption, alt, _draw_losses(far, values)
-    )
+    title = f"{name}: loss near the server's model"
+    return Plot(f"surrogate-{make_slug(name)}", title, caption, alt, _draw_losses(far, values))
 
 
-def _draw_losses(far: NDArray[np.float64], values: NDArray[np.float64]) -> Figure:
+def _draw_losses(far: Points, values: Points) -> Figure:
     with figure_canvas(4.8, 3.0) as (figure, axes):
         for index, name in enumerate(("the client's records", "its synthetic images")):
-            axes.fill_between(
-                far, values[index].min(axis=0), values[index].max(axis=0), color=series_colour(index), alpha=0.12, lw=0
-            )
-            axes.plot(far, values[index].mean(axis=0), color=series_colour(index), ls=series_dash(index), label=name)
+            _draw_band(axes, index, far, values[index], name)
         axes.axvline(far[-1] / 2, color=series_colour(7), lw=0.8, ls=":")
         axes.set(xlabel="distance from the server's model", ylabel="cross-entropy", ylim=(0, None))
         figure.legend(loc="outside lower center", ncols=2, handlelength=2.6)
@@ -162,22 +186,17 @@ def _draw_losses(far: NDArray[np.float64], values: NDArray[np.float64]) -> Figur
 def radius_analysis(cells: Sequence[PaperCell], seeds: Sequence[int], rows: Path) -> AnalysisOutput:
     """Test loss and accuracy of the final model, against the radius."""
     body = []
-    for cell in cells:
-        made = [row for seed in seeds if (row := load_stored_row(cell, seed, rows))]
-        if not made:
-            continue
-        tests = [row.experiment.test_records for row in made]
-        ends = [mean_cross_entropy(row.build_model.eval(), row.global_state, test) for row, test in zip(made, tests)]
-        right = [evaluate_model(row.build_model.eval(), row.global_state, test)[0] for row, test in zip(made, tests)]
+    for made in filter(None, (load_stored_rows(cell, seeds, rows) for cell in cells)):
+        ends = [(row.model, row.global_state, row.experiment.test_records) for row in made]
+        losses, right = [mean_cross_entropy(*end) for end in ends], [evaluate_model(*end)[0] for end in ends]
         rho = float(made[0].experiment.plan.method.rho)  # type: ignore[attr-defined]
-        body.append((rho, f"{rho:g}", format_spread(ends, digits=2), format_spread(right, 100)))
+        body.append((rho, (f"{rho:g}", format_spread(losses, digits=2), format_spread(right, 100))))
     note = "Of the final global model on the test records; mean ± standard deviation over seeds."
-    rows_ = tuple(one[1:] for one in sorted(body))
-    table = ExtraTable("Loss and accuracy against the radius", ("rho", "test loss", "accuracy"), rows_, note)
+    lines = tuple(line for _, line in sorted(body))
+    table = ExtraTable("Loss and accuracy against the radius", ("rho", "test loss", "accuracy"), lines, note)
     return ([table] if body else []), []
 
 
-Points = NDArray[np.float64]
 MAX_POINTS = 100  # records or images of one client that are compared
 PERPLEXITY = 30.0  # scikit-learn's default
 
@@ -215,27 +234,19 @@ def record_features(row: StoredRow) -> list[Points]:
     has them."""
     shards = row.experiment.shards
     count = max(2, min(MAX_POINTS, *(len(shard.train) for shard in shards)))
-    return [_embed_images(row, shard.train.x[:count]) for shard in shards]
+    return [row.embed_images(shard.train.x[:count]) for shard in shards]
 
 
 def virtual_image_features(row: StoredRow) -> list[Points]:
     """Features of each client's virtual images, each class in proportion."""
-    sets = []
-    for client in range(len(row.experiment.shards)):
-        images, _ = row.virtual_images(client)
-        step = max(1, -(-len(images) // MAX_POINTS))
-        sets.append(_embed_images(row, images[::step]))
-    return sets
+    images = [row.virtual_images(client)[0] for client in range(len(row.experiment.shards))]
+    return [row.embed_images(one[:: max(1, -(-len(one) // MAX_POINTS))]) for one in images]
 
 
 def _mean_of_known(values: Sequence[float]) -> float:
     """The mean of the known values; NaN if there are none."""
     known = [value for value in values if not math.isnan(value)]
     return float(np.mean(known)) if known else math.nan
-
-
-def _embed_images(row: StoredRow, x: torch.Tensor) -> Points:
-    return embed_images(row.feature_map(), x).double().numpy()
 
 
 def client_distances(real: Sequence[Points], other: Sequence[Points]) -> list[tuple[float, float]]:
@@ -247,27 +258,30 @@ def client_distances(real: Sequence[Points], other: Sequence[Points]) -> list[tu
     ]
 
 
+def _find_fedlgd(cells: Sequence[PaperCell]) -> PaperCell | None:
+    return next((cell for cell in cells if starts_with_words(cell.row, "algo=fedlgd")), None)
+
+
 def distillation_analysis(cells: Sequence[PaperCell], seeds: Sequence[int], rows: Path) -> AnalysisOutput:
     """FedLGD's figure 1, of the row of FedLGD itself."""
-    cell = find_cell(cells, "algo=fedlgd")
-    made = [row for seed in seeds if cell and (row := load_stored_row(cell, seed, rows))]
+    cell = _find_fedlgd(cells)
+    made = load_stored_rows(cell, seeds, rows) if cell else []
     if not made:
         return [], []
-    pairs = list(combinations(range(len(made[0].experiment.shards)), 2))
-    values = [client_distances(record_features(row), virtual_image_features(row)) for row in made]
-    names = [made[0].domain_name(client) for client in range(len(made[0].experiment.shards))]
+    names = made[0].client_names
+    real, virtual = [record_features(row) for row in made], [virtual_image_features(row) for row in made]
+    values = [client_distances(before, after) for before, after in zip(real, virtual, strict=True)]
     table = ExtraTable(
         "Figure 1: how far apart two clients are",
         ("clients", "their records", "their virtual images"),
         tuple(
-            (f"{names[a]} and {names[b]}", *(format_spread([run[at][side] for run in values], 100) for side in (0, 1)))
-            for at, (a, b) in enumerate(pairs)
+            (f"{a} and {b}", *(format_spread([run[at][side] for run in values], 100) for side in (0, 1)))
+            for at, (a, b) in enumerate(combinations(names, 2))
         ),
         "Squared MMD times 100 of up to 100 records and 100 images of each client, with the same Gaussian kernel in both columns; mean ± standard deviation over seeds. The "
         "paper says that distillation brings the clients closer together: then the second column is smaller.",
     )
-    real, virtual = record_features(made[0]), virtual_image_features(made[0])
-    panels = {"records": real[:2], "virtual images": virtual[:2]}
+    panels = {"records": real[0][:2], "virtual images": virtual[0][:2]}
     caption = f"Features of the final global model, seed {seeds[0]}; t-SNE keeps neighbours, not distances."
     title = f"{names[0]} and {names[1]}, before and after distillation"
     return [table], [plot_scatter("tsne-domains", title, caption, panels, names[:2], seeds[0])]
@@ -275,37 +289,25 @@ def distillation_analysis(cells: Sequence[PaperCell], seeds: Sequence[int], rows
 
 def regulariser_analysis(cells: Sequence[PaperCell], seeds: Sequence[int], rows: Path) -> AnalysisOutput:
     """FedLGD's figure 4: records of the clients in networks trained with and without the regulariser."""
-    kinds = {"with it (lambda 10)": "algo.contrast=10", "without": "algo.contrast=0"}
-    chosen = {
-        name: next((c for c in cells if word in c.row.split() and "algo.regulariser=mmd" not in c.row), None)
-        for name, word in kinds.items()
-    }
-    made = {
-        name: [row for seed in seeds if (row := load_stored_row(cell, seed, rows))]
-        for name, cell in chosen.items()
-        if cell
-    }
-    made = {name: several for name, several in made.items() if several}
-    if not made:
-        return [], []
-    body = []
-    for name, several in made.items():
-        means = [
-            _mean_of_known([pair[0] for pair in client_distances(one, one)]) for one in map(record_features, several)
-        ]
+    body, panels, names = [], {}, []
+    for name, word in (("with it (lambda 10)", "algo.contrast=10"), ("without", "algo.contrast=0")):
+        cell = next((c for c in cells if word in c.row.split() and "algo.regulariser=mmd" not in c.row), None)
+        if cell is None or not (made := load_stored_rows(cell, seeds, rows)):
+            continue
+        features = [record_features(row) for row in made]
+        means = [_mean_of_known([real for real, _ in client_distances(one, one)]) for one in features]
         body.append((name, format_spread(means, 100)))
+        panels[name], names = features[0], made[0].client_names
+    if not body:
+        return [], []
     table = ExtraTable(
         "Figure 4: how far apart the clients' records are", ("regulariser", "MMD"), tuple(body),
         "Squared MMD times 100, mean over pairs of clients, in each network's own features; mean ± standard deviation "
         "over seeds. The paper says that the regulariser brings the clients closer together.",
     )  # fmt: skip
-    first = next(iter(made.values()))[0]
-    names = [first.domain_name(client) for client in range(len(first.experiment.shards))]
-    panels = {name: record_features(several[0]) for name, several in made.items()}
     caption = f"Records of each client in the features of the final global model, seed {seeds[0]}."
-    return [table], [
-        plot_scatter("tsne-regulariser", "With and without the regulariser", caption, panels, names, seeds[0])
-    ]
+    title = "With and without the regulariser"
+    return [table], [plot_scatter("tsne-regulariser", title, caption, panels, names, seeds[0])]
 
 
 def plot_scatter(
@@ -346,51 +348,44 @@ def images_by_round(cells: Sequence[PaperCell], seeds: Sequence[int], rows: Path
     plots = []
     for cell in (one for one in cells if one.column == cells[0].column):
         row = load_stored_row(cell, seeds[0], rows)
-        if row is None:
+        sent = (
+            [(t, one.sent) for t, one in sorted(row.progress.snapshots.items()) if "images" in one.sent] if row else []
+        )
+        if row is None or not sent:
             continue
-        sent = {t + 1: one.sent for t, one in sorted(row.progress.snapshots.items()) if "images" in one.sent}
-        rounds = [list(sent)[at] for at in _spaced_indices(len(sent))]
+        shown = np.unique(np.linspace(0, len(sent) - 1, min(len(sent), MAX_ROUNDS)).round().astype(int))
+        classes = row.experiment.dataset.classes
         lines = {
-            f"round {t}": first_images(sent[t]["images"]["x"], sent[t]["labels"]["y"], row.experiment.dataset.classes)
-            for t in rounds
+            f"round {t + 1}": first_images(one["images"]["x"], one["labels"]["y"], classes)
+            for t, one in (sent[at] for at in shown)
         }
-        if lines:
-            caption = (
-                f"The first image of each class that client {row.experiment.plan.victim} sent, seed {seeds[0]}; "
-                "a gap is a class that it does not hold."
-            )
-            plots.append(
-                plot_gallery(
-                    f"images-{make_slug(row_label(cell.row))}", f"{row_label(cell.row)}: images sent", caption, lines
-                )
-            )
+        caption = (
+            f"The first image of each class that client {row.experiment.plan.victim} sent, seed {seeds[0]}; "
+            "a gap is a class that it does not hold."
+        )
+        name = row_label(cell.row)
+        plots.append(plot_gallery(f"images-{make_slug(name)}", f"{name}: images sent", caption, lines))
     return [], plots
 
 
 def virtual_image_galleries(cells: Sequence[PaperCell], seeds: Sequence[int], rows: Path) -> AnalysisOutput:
     """FedLGD's figures 15 to 17: the virtual images of each client, and the server's."""
-    cell = find_cell(cells, "algo=fedlgd")
+    cell = _find_fedlgd(cells)
     row = load_stored_row(cell, seeds[0], rows) if cell else None
     if row is None:
         return [], []
-    classes, server = row.experiment.dataset.classes, row.progress.server
-    lines = {row.domain_name(k): first_images(*row.virtual_images(k), classes) for k in sorted(row.progress.memories)}
+    classes, server, names = row.experiment.dataset.classes, row.progress.server, row.client_names
+    lines = {names[k]: first_images(*row.virtual_images(k), classes) for k in sorted(row.progress.memories)}
     lines["server"] = first_images(server["images/x"], server["labels/y"], classes)
     caption = f"The first virtual image of each class after the last round, seed {seeds[0]}, clipped to [0, 1]."
     return [], [plot_gallery("virtual-images", "Local and global virtual images", caption, lines)]
 
 
-def _spaced_indices(count: int) -> list[int]:
-    """At most ``MAX_ROUNDS`` indices from the first to the last."""
-    return sorted({round(at) for at in np.linspace(0, count - 1, min(count, MAX_ROUNDS))}) if count else []
-
-
 def plot_gallery(name: str, title: str, caption: str, lines: dict[str, list[Tensor | None]]) -> Plot:
     """One line of pictures for each entry, one column for each class."""
     columns = max(len(line) for line in lines.values())
-    return Plot(
-        name, title, caption, f"Pictures of {columns} classes: {', '.join(lines)}.", _draw_gallery(lines, columns)
-    )
+    alt = f"Pictures of {columns} classes: {', '.join(lines)}."
+    return Plot(name, title, caption, alt, _draw_gallery(lines, columns))
 
 
 def _draw_gallery(lines: dict[str, list[Tensor | None]], columns: int) -> Figure:
@@ -412,8 +407,81 @@ def _draw_gallery(lines: dict[str, list[Tensor | None]], columns: int) -> Figure
     return figure
 
 
+FEATURE_KINDS = ("x", "x_s", "x_r")
+PRINTED_PSNR = {"x_r": 31.47, "x_s": 18.87}  # table 12
+EPOCHS = 15  # of each classifier; how long the paper trains them is not stated
+CHUNK = 512
+
+
+def feature_analysis(cells: Sequence[PaperCell], seeds: Sequence[int], rows: Path) -> AnalysisOutput:
+    """FedFed's figure 17 and table 12, of the first cell; what was measured before is read from beside ``rows``."""
+    found = []
+    for seed in seeds:
+        file = rows.parent / f"feature-kinds-{cells[0].folder_name(seed)}.json"
+        if not file.is_file():
+            write_json(file, measure_feature_kinds(build_row_experiment(cells[0].overrides, seed)))
+        found.append(read_json(file))
+    trained = tuple(
+        (kind, *(format_spread([one[f"trained on {kind}"][test] for one in found], 100) for test in FEATURE_KINDS))
+        for kind in FEATURE_KINDS
+    )
+    alike = tuple((k, f"{v:g}", format_spread([one["psnr"][k] for one in found])) for k, v in PRINTED_PSNR.items())
+    return [
+        ExtraTable(
+            "Figure 17: trained on the row, tested on the column (accuracy in percent)",
+            ("trained on", *FEATURE_KINDS),
+            trained,
+            "The paper shows bars and no numbers: a classifier of x is comparable on x_s, and x_r lacks what is needed.",
+        ),
+        ExtraTable(
+            "Table 12: how alike x and its parts are",
+            ("part", "paper", "here"),
+            alike,
+            "PSNR to x in dB, higher is more alike; pixels are clipped to [0, 1], as those of x_s below 0 are.",
+        ),
+    ], []
+
+
+def measure_feature_kinds(experiment: Experiment) -> dict[str, dict[str, float]]:
+    """ "psnr": kind -> dB to x; "trained on KIND": kind tested on -> accuracy in [0, 1]."""
+    split = train_feature_map(experiment)
+    train = Records.concat([shard.train for shard in experiment.shards])
+    kinds, tests = split_records(train, split), split_records(experiment.test_records, split)
+    likeness = {kind: float(psnr(tests[kind].x, tests["x"].x).mean()) for kind in FEATURE_KINDS[1:]}
+    return {"psnr": likeness} | {
+        f"trained on {kind}": _train_and_test(experiment, kinds[kind], tests) for kind in FEATURE_KINDS
+    }
+
+
+def train_feature_map(experiment: Experiment) -> Callable[[Tensor], Tensor]:
+    """x -> x_s of the generator that phase A ends with."""
+    plan, progress = experiment.plan, start_training(experiment.plan, experiment.new_ledger())
+    for _ in range(plan.method.distill_rounds):  # type: ignore[attr-defined]
+        progress, _, _ = run_round(plan, progress, experiment.shards, experiment.engine)
+    return plan.method.audit_hooks.maps(plan.method.broadcast(progress.server), {}, plan.problem)["feature"]
+
+
+def split_records(records: Records, split: Callable[[Tensor], Tensor]) -> Mapping[str, Records]:
+    """The same records as x, x_s and x - x_s."""
+    with torch.no_grad():
+        sensitive = torch.cat([split(part) for part in records.x.split(CHUNK)])
+    inputs = {"x": records.x, "x_s": sensitive, "x_r": records.x - sensitive}
+    return {kind: Records(x, records.y, records.ids) for kind, x in inputs.items()}
+
+
+def _train_and_test(experiment: Experiment, records: Records, tests: Mapping[str, Records]) -> dict[str, float]:
+    data, keys = experiment.dataset, experiment.plan.keys.fold("feature kinds")
+    spec = experiment.plan.method.base.model  # type: ignore[attr-defined]
+    model = build(spec, data.shape, data.classes)
+    state: State = initial(spec, data.shape, data.classes, keys.fold("init").torch())
+    training = ServerTraining(epochs=EPOCHS, batch_size=64, lr=0.02, momentum=0.9)
+    state = train_on_records(model, state, records, training, keys.fold("order").torch())
+    return {kind: evaluate_model(model, state, tests[kind])[0] for kind in FEATURE_KINDS}
+
+
 Analysis = Callable[[Sequence[PaperCell], Sequence[int], Path], AnalysisOutput]
 ANALYSES: Mapping[str, Analysis] = {
+    "features": feature_analysis,
     "domains": distillation_analysis,
     "regulariser": regulariser_analysis,
     "images by round": images_by_round,

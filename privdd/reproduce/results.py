@@ -3,7 +3,8 @@
 Does the paper's order hold? Every row of a column is trained with the same seeds (the same partition and test records), so
 differences are taken seed by seed. A statement about several pairs at once ("FedDM is ahead of all others") holds at level p
 only if each pair does: its p is the largest of theirs (the intersection-union test, Berger 1982), which needs no correction
-for their number. Settings that are not the paper's are found by comparing each row's config with the same row at preset=paper
+for their number. That it does not hold takes one pair alone, so that pair must be reversed at level p over the number of
+pairs (Bonferroni). Settings that are not the paper's are found by comparing each row's config with the same row at preset=paper
 on the paper's own data; what differs at every scale is listed in the folder ``papers``. Directions are judgements, not
 measurements. Rows of one column that are on unequal terms are named with the reason that the experiment gives.
 """
@@ -12,17 +13,16 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from scipy import stats
-from torch import Tensor
 
-from attacks.images import psnr
+from attacks.types import Surface
 from privdd.cli.paper_rows import (
     build_row_experiment,
     find_differing_terms,
@@ -31,29 +31,23 @@ from privdd.cli.paper_rows import (
     stated_difference,
     terms_of_overrides,
 )
-from privdd.core.types import Records, State
+from privdd.distillation.private_matching import GRADIENT_QUERY
 from privdd.federated.experiment import Experiment
-from privdd.federated.simulation import run_round, start_training
-from privdd.models import build, initial
+from privdd.models import projected_shape
 from privdd.reporting.comparison import read_training_record
 from privdd.reporting.page import Plot
 from privdd.reproduce.catalogue import PaperEntry, ReproduceArguments, differences_at_scale, paper_details
-from privdd.reproduce.train import PaperCell, describe_steps, full_scale_cell, read_commit, settings_digest
-from privdd.runtime.files import DamagedRun, read_json, write_json
+from privdd.reproduce.train import (
+    FINISHED_FILE,
+    STEPS,
+    PaperCell,
+    describe_steps,
+    full_scale_cell,
+    read_commit,
+    settings_digest,
+)
+from privdd.runtime.files import DamagedRun, read_json
 from privdd.runtime.run_folder import RunFolder
-from privdd.training.server import ServerTraining, train_on_records
-from privdd.training.sgd import evaluate_model
-
-# FedFed's figure 17 and table 12: what x, x_s and x_r = q(x) are good for, and how alike they are.
-#
-# Phase A is run as in the method; then one classifier is trained on each kind of input and tested on all three. How long
-# the paper trains them is not stated: here, ``EPOCHS`` epochs.
-
-
-FEATURE_KINDS = ("x", "x_s", "x_r")
-PRINTED_PSNR = {"x_r": 31.47, "x_s": 18.87}  # table 12
-EPOCHS = 15
-CHUNK = 512
 
 
 @dataclass(frozen=True)
@@ -64,93 +58,6 @@ class ExtraTable:
     header: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     note: str
-
-
-AnalysisOutput = tuple[list[ExtraTable], list[Plot]]  # what an analysis adds to the page of an entry
-
-
-def feature_tables(cells: Sequence[PaperCell], seeds: Sequence[int], folder: Path) -> list[ExtraTable]:
-    """The tables of the first cell over seeds; earlier measurements are read from ``folder``."""
-    found = []
-    for seed in seeds:
-        file = folder / f"feature-kinds-{cells[0].folder_name(seed)}.json"
-        if not file.is_file():
-            write_json(file, measure_feature_kinds(build_row_experiment(cells[0].overrides, seed)))
-        found.append(read_json(file))
-    return [_accuracy_table(found), _psnr_table(found)]
-
-
-def measure_feature_kinds(experiment: Experiment) -> dict[str, dict[str, float]]:
-    """ "psnr": kind -> dB to x; "trained on KIND": kind tested on -> accuracy in [0, 1]."""
-    split = train_feature_map(experiment)
-    train = join_records([shard.train for shard in experiment.shards])
-    kinds, tests = split_records(train, split), split_records(experiment.test_records, split)
-    likeness = {kind: float(psnr(tests[kind].x, tests["x"].x).mean()) for kind in FEATURE_KINDS[1:]}
-    return {"psnr": likeness} | {
-        f"trained on {kind}": _train_and_test(experiment, kinds[kind], tests) for kind in FEATURE_KINDS
-    }
-
-
-def train_feature_map(experiment: Experiment) -> Callable[[Tensor], Tensor]:
-    """x -> x_s of the generator that phase A ends with."""
-    plan, progress = experiment.plan, start_training(experiment.plan, experiment.new_ledger())
-    for _ in range(plan.method.distill_rounds):  # type: ignore[attr-defined]
-        progress, _, _ = run_round(plan, progress, experiment.shards, experiment.engine)
-    return plan.method.audit_hooks.maps(plan.method.broadcast(progress.server), {}, plan.problem)["feature"]
-
-
-def join_records(parts: Sequence[Records]) -> Records:
-    return Records(torch.cat([p.x for p in parts]), torch.cat([p.y for p in parts]), torch.cat([p.ids for p in parts]))
-
-
-def split_records(records: Records, split: Callable[[Tensor], Tensor]) -> Mapping[str, Records]:
-    """The same records as x, x_s and x - x_s."""
-    with torch.no_grad():
-        sensitive = torch.cat([split(part) for part in records.x.split(CHUNK)])
-    inputs = {"x": records.x, "x_s": sensitive, "x_r": records.x - sensitive}
-    return {kind: Records(x, records.y, records.ids) for kind, x in inputs.items()}
-
-
-def _train_and_test(experiment: Experiment, records: Records, tests: Mapping[str, Records]) -> dict[str, float]:
-    data, keys = experiment.dataset, experiment.plan.keys.fold("feature kinds")
-    spec = experiment.plan.method.base.model  # type: ignore[attr-defined]
-    model = build(spec, data.shape, data.classes)
-    state: State = initial(spec, data.shape, data.classes, keys.fold("init").torch())
-    training = ServerTraining(epochs=EPOCHS, batch_size=64, lr=0.02, momentum=0.9)
-    state = train_on_records(model, state, records, training, keys.fold("order").torch())
-    return {kind: evaluate_model(model, state, tests[kind])[0] for kind in FEATURE_KINDS}
-
-
-def format_spread(values: Sequence[float], factor: float = 1.0, digits: int = 1) -> str:
-    """ "12.3 ± 0.4", the mean and the standard deviation (n - 1) of values times factor; of one value no deviation, and
-    "–" where none is known (NaN)."""
-    values = [value for value in values if not math.isnan(value)]
-    if not values:
-        return "–"
-    more = f" ± {factor * float(np.std(values, ddof=1)):.{digits}f}" if len(values) > 1 else ""
-    return f"{factor * float(np.mean(values)):.{digits}f}{more}"
-
-
-def _accuracy_table(found: Sequence[Mapping[str, Mapping[str, float]]]) -> ExtraTable:
-    rows = tuple(
-        (kind, *(format_spread([one[f"trained on {kind}"][test] for one in found], 100) for test in FEATURE_KINDS))
-        for kind in FEATURE_KINDS
-    )
-    return ExtraTable(
-        "Figure 17: trained on the row, tested on the column (accuracy in percent)",
-        ("trained on", *FEATURE_KINDS),
-        rows,
-        "The paper shows bars and no numbers: a classifier of x is comparable on x_s, and x_r lacks what is needed.",
-    )
-
-
-def _psnr_table(found: Sequence[Mapping[str, Mapping[str, float]]]) -> ExtraTable:
-    rows = tuple(
-        (kind, f"{PRINTED_PSNR[kind]:g}", format_spread([one["psnr"][kind] for one in found]))
-        for kind in ("x_r", "x_s")
-    )
-    note = "PSNR to x in dB, higher is more alike; pixels are clipped to [0, 1], as those of x_s below 0 are."
-    return ExtraTable("Table 12: how alike x and its parts are", ("part", "paper", "here"), rows, note)
 
 
 @dataclass(frozen=True)
@@ -209,30 +116,29 @@ def collect_results(
 def _collect_row(
     cell: PaperCell, seeds: Sequence[int], folder: Path, best: bool, failed: Mapping[Path, str]
 ) -> RowResult:
-    curves, up, down, gone = {}, [], [], 0
-    commits: set[str] = set()
     paths = {seed: folder / cell.folder_name(seed) for seed in seeds}
     wrong = {seed: failed[path] for seed, path in paths.items() if path in failed}
-    for seed, path in paths.items():
-        if seed in wrong:
-            continue
+    ended = {seed: path for seed, path in paths.items() if seed not in wrong}
+    for path in ended.values():
         read_training_record(path)  # refuses what is no finished training
-        stored = read_json(path / "training.json")
-        curves[seed] = tuple(float(value) for value in stored["accuracy_by_round"])
-        gone += stored["diverged"] is not None
-        commits |= {read_commit(path)}
-        sent, got = _read_traffic(path)
-        up.append(sent)
-        down.append(got)
-    if not curves:
-        return RowResult(cell, best, {}, failed=wrong)
-    mean = [tuple(float(v) for v in np.mean(part, axis=0)) for part in (up, down)]
-    return RowResult(cell, best, curves, mean[0], mean[1], wrong, gone, tuple(sorted(commits)))
+    told = {seed: read_json(path / FINISHED_FILE) for seed, path in ended.items()}
+    traffic = [_read_traffic(path) for path in ended.values()]
+    uploaded, downloaded = np.mean(traffic, axis=0).tolist() if traffic else ((), ())
+    return RowResult(
+        cell,
+        best,
+        curves={seed: tuple(map(float, one["accuracy_by_round"])) for seed, one in told.items()},
+        uploaded=tuple(uploaded),
+        downloaded=tuple(downloaded),
+        failed=wrong,
+        diverged=sum(one["diverged"] is not None for one in told.values()),
+        commits=tuple(sorted({read_commit(path) for path in ended.values()})),
+    )
 
 
-def _read_traffic(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Bytes that one client has sent and received up to each round, mean over all clients. Raises DamagedRun."""
-    manifest, whole = read_json(RunFolder(path).manifest_file), read_json(path / "training.json")
+def _read_traffic(path: Path) -> list[np.ndarray]:
+    """Bytes that one client has sent, and received, up to each round, mean over all clients. Raises DamagedRun."""
+    manifest, whole = read_json(RunFolder(path).manifest_file), read_json(path / FINISHED_FILE)
     sums = []
     try:
         for name in ("uploaded", "downloaded"):
@@ -241,7 +147,79 @@ def _read_traffic(path: Path) -> tuple[np.ndarray, np.ndarray]:
             sums.append(total * (each / total[-1] if total[-1] else 0.0))
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
         raise DamagedRun(f"{RunFolder(path).manifest_file}: damaged ({' '.join(str(error).split())[:100]})") from None
-    return sums[0], sums[1]
+    return sums
+
+
+# What a scale is too small for: a verdict on such rows would be one on the scale, not on the paper.
+
+
+@lru_cache(maxsize=8)
+def _cell_experiment(overrides: tuple[str, ...]) -> Experiment:
+    return build_row_experiment(overrides, 0)
+
+
+def clipped_reach(experiment: Experiment) -> tuple[float, float] | None:
+    """(clip norm x rate x steps / (1 - momentum), the furthest that the images of a class can move without their noise;
+    the norm of their N(0, 1) start). None where no class's mean gradient is clipped."""
+    plan, mechanism = experiment.plan, experiment.plan.mechanisms.get(GRADIENT_QUERY)
+    if mechanism is None or mechanism.per_record:
+        return None
+    method, shape = plan.method, plan.problem.shape
+    if Surface.SYNTHETIC_REPRESENTATIONS in method.uploads.values():  # FedRD's images are of its projection's space
+        shape = projected_shape(method.projection, shape)  # type: ignore[attr-defined]
+    steps = method.matching  # type: ignore[attr-defined]
+    reach = mechanism.clip_norm * steps.lr * steps.iterations / (1 - steps.momentum)  # type: ignore[attr-defined]
+    return reach, math.sqrt(method.audit_hooks.images_per_class() * math.prod(shape))
+
+
+def image_movement(experiment: Experiment) -> float:
+    """How far matching moves the images of the client with most records in the first round, as a share of their norm."""
+    plan, shard = experiment.plan, max(experiment.shards, key=lambda one: len(one.train))
+    method, sent = plan.method, []
+    still = replace(method, matching=replace(method.matching, iterations=0))  # type: ignore[attr-defined,type-var]
+    for one in (still, method):
+        broadcast, ctx = one.broadcast(one.init(plan.problem, plan.keys)), plan.client_context(0, shard.client)
+        upload = one.local(broadcast, {}, shard, ctx)[0]
+        sent.append(next(upload[name] for name in ("images", "representations") if name in upload).value["x"])
+    return float((sent[1] - sent[0]).norm() / sent[0].norm())
+
+
+def is_at_chance(accuracies: Sequence[float], classes: int, tests: int) -> bool:
+    """Whether the 95 % interval of the mean accuracy includes one in ``classes``, or lies below it. Its standard error is
+    the larger of that over seeds and that of ``tests`` records."""
+    mean = float(np.mean(accuracies))
+    spread = float(np.std(accuracies, ddof=1)) / math.sqrt(len(accuracies)) if len(accuracies) > 1 else 0.0
+    return mean - 1.96 * max(spread, math.sqrt(mean * (1 - mean) / tests)) <= 1 / classes
+
+
+def row_limit(row: RowResult) -> str:
+    """Why the numbers of this row say nothing; "" where they do."""
+    if not row.curves:
+        return ""
+    experiment = _cell_experiment(row.cell.overrides)
+    reach = clipped_reach(experiment)
+    if reach is not None and reach[0] < reach[1]:
+        return f"images can move by {reach[0]:.3g} and start at a norm of {reach[1]:.3g}"
+    classes, tests = experiment.dataset.classes, len(experiment.test_records)
+    if is_at_chance(row.accuracies, classes, tests):
+        return f"at chance: {100 * float(np.mean(row.accuracies)):.1f} % of {classes} classes"
+    return ""
+
+
+def limit_rows(rows: Sequence[RowResult]) -> list[RowResult]:
+    """The rows with what limits them. Movement is measured beside a row of the same column in which nothing is matched."""
+    steps = [flat_settings_of(row.cell.overrides).get(STEPS) for row in rows]
+    still = {row.cell.column for row, count in zip(rows, steps, strict=True) if count == 0}
+    return [
+        replace(row, limit=row_limit(row), moved=_row_movement(row, count) if row.cell.column in still else None)
+        for row, count in zip(rows, steps, strict=True)
+    ]
+
+
+def _row_movement(row: RowResult, steps: int | None) -> float | None:
+    if steps is None or not row.curves:
+        return None
+    return image_movement(_cell_experiment(row.cell.overrides)) if steps else 0.0
 
 
 DIRECTIONS = (  # start of a key -> which way it is likely to push, most particular first
@@ -333,22 +311,14 @@ class UnevenRow:
 
 def find_uneven_rows(entry: PaperEntry, scale: str, made: Sequence[PaperCell]) -> list[UnevenRow]:
     """Every row whose rounds, participation, network, data, local training or privacy are not those of the others."""
-    said = paper_block(entry.experiment)["differs"]
-    here = differences_at_scale(scale)
+    said, here = paper_block(entry.experiment)["differs"], differences_at_scale(scale)
     found = []
     for column in dict.fromkeys(cell.column for cell in made):
         terms = {cell.row: terms_of_overrides(cell.overrides) for cell in made if cell.column == column}
         for term, rows in find_differing_terms(terms).items():
-            found += [
-                UnevenRow(
-                    column,
-                    row,
-                    term,
-                    stated_difference(said, term, row) or stated_difference(here, term, row) or UNSAID,
-                )
-                for row in terms
-                if row in rows
-            ]
+            for row in (one for one in terms if one in rows):
+                why = stated_difference(said, term, row) or stated_difference(here, term, row) or UNSAID
+                found.append(UnevenRow(column, row, term, why))
     return found
 
 
@@ -371,11 +341,15 @@ class RowPair:
 
     @property
     def verdict(self) -> str:
+        return self.verdict_among(1)
+
+    def verdict_among(self, pairs: int) -> str:
+        """The verdict where this is one of so many pairs, any of which would refute a statement."""
         if self.limit:
             return CANNOT_TELL
         if self.p is not None and self.p <= LEVEL:
             return HOLDS
-        if self.p is not None and 1 - self.p <= LEVEL:
+        if self.p is not None and 1 - self.p <= LEVEL / pairs:
             return REVERSED
         return HOLDS_IN_MEAN if self.gain > 0 else REVERSED_IN_MEAN
 
@@ -393,7 +367,7 @@ class OrderStatement:
 
     @property
     def verdict(self) -> str:
-        kinds = {pair.verdict for pair in self.pairs}
+        kinds = {pair.verdict_among(len(self.pairs)) for pair in self.pairs}
         ranked = (REVERSED, CANNOT_TELL, REVERSED_IN_MEAN, HOLDS_IN_MEAN, HOLDS)
         return next(kind for kind in ranked if kind in kinds) if kinds else ""
 
@@ -482,17 +456,18 @@ class TableColumn:
         return sorted({commit for row in self.rows for commit in row.commits})
 
     def as_json(self) -> dict[str, Any]:
-        whole = {
-            name: None
-            if one is None
-            else {"verdict": one.verdict, "p": one.p, "pairs": [_pair_json(p) for p in one.pairs]}
-            for name, one in (("leader", self.leader), ("order", self.order))
+        return {
+            "column": self.name,
+            "rows": [_row_json(row, self.target) for row in self.rows],
+            "leader": _statement_json(self.leader),
+            "order": _statement_json(self.order),
+            "kendall": self.tau and dict(zip(("tau", "agree", "pairs"), self.tau, strict=True)),
+            "text": [{"says": says, **_pair_json(found)} for says, found in self.said],
+            "target": self.target,
+            "commits": self.commits,
+            "steps": self.steps,
+            "settings": self.settings,
         }
-        tau = None if self.tau is None else dict(zip(("tau", "agree", "pairs"), self.tau, strict=True))
-        said = [{"says": says, **_pair_json(found)} for says, found in self.said]
-        rows = [_row_json(row, self.target) for row in self.rows]
-        made = {"commits": self.commits, "steps": self.steps, "settings": self.settings}
-        return {"column": self.name, "rows": rows, **whole, "kendall": tau, "text": said, "target": self.target} | made
 
 
 @dataclass(frozen=True)
@@ -529,6 +504,10 @@ def _pair_json(found: RowPair) -> dict[str, Any]:
     return {**asdict(found), "verdict": found.verdict}
 
 
+def _statement_json(found: OrderStatement | None) -> dict[str, Any] | None:
+    return found and {"verdict": found.verdict, "p": found.p, "pairs": [_pair_json(pair) for pair in found.pairs]}
+
+
 def _row_json(row: RowResult, target: float | None) -> dict[str, Any]:
     return {
         "row": row.cell.row, "paper": row.cell.printed, "mean": row.mean, "spread": row.spread,
@@ -546,8 +525,8 @@ def compare_entry(
     asked: ReproduceArguments,
     made: Sequence[PaperCell],
     rows: Sequence[RowResult],
-    tables: Sequence[ExtraTable] = (),
-    plots: Sequence[Plot] = (),
+    tables: Sequence[ExtraTable],
+    plots: Sequence[Plot],
 ) -> EntryResult:
     """Compare. Rows without all seeds take no part in what is said about the order."""
     paper = paper_block(entry.experiment)

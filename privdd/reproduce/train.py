@@ -14,7 +14,9 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from privdd.cli.paper_rows import (
@@ -30,7 +32,7 @@ from privdd.cli.stored_config import read_stored_config
 from privdd.cli.sweeps import RESULT_FILES, Sweep, path_safe_text, point_error, short_digest
 from privdd.core.types import State, Tensors, unpack
 from privdd.core.validation import BadConfig
-from privdd.distillation.distribution_matching import Embed, build_embedder
+from privdd.distillation.distribution_matching import build_embedder, embed_images
 from privdd.federated.checkpoint import load_checkpoint
 from privdd.federated.experiment import Experiment
 from privdd.federated.simulation import Progress
@@ -74,19 +76,20 @@ def trained_columns(entry: PaperEntry, scale: str) -> tuple[str, ...]:
     return chosen
 
 
-def paper_cells(entry: PaperEntry, scale: str, more: Sequence[str] = ()) -> list[PaperCell]:
-    """Every number of the entry at a scale. more: overrides for all of them (device=cuda).
+def paper_cells(entry: PaperEntry, scale: str, device: str = "cpu") -> list[PaperCell]:
+    """Every number of the entry at a scale.
 
     Small and medium take the stand-in data that the experiment names; scale=paper takes the paper's own.
     """
     paper = paper_block(entry.experiment)
     offline = () if scale == "paper" else paper["offline"]["overrides"]
+    on_device = () if device == "cpu" else (f"device={device}",)
     made = []
     for column in trained_columns(entry, scale):
         part = paper["columns"][column]
         for row, printed in part["accuracy"].items():
             shared = ([f"experiment={entry.experiment}"], part["overrides"], offline)
-            own = (scale_overrides(entry, scale, row, part["overrides"]), row.split(), more)
+            own = (scale_overrides(entry, scale, row, part["overrides"]), row.split(), on_device)
             made.append(PaperCell(column, row, printed, merge_overrides(*shared, *own)))
     return made
 
@@ -94,11 +97,6 @@ def paper_cells(entry: PaperEntry, scale: str, more: Sequence[str] = ()) -> list
 def full_scale_cell(entry: PaperEntry, cell: PaperCell) -> PaperCell:
     """The same number at the paper's own scale and data, against which a run is compared."""
     return next(one for one in paper_cells(entry, "paper") if (one.column, one.row) == (cell.column, cell.row))
-
-
-def device_overrides(device: str) -> tuple[str, ...]:
-    """The overrides of all rows of an entry for this device."""
-    return () if device == "cpu" else (f"device={device}",)
 
 
 def settings_digest(cells: Sequence[PaperCell]) -> str:
@@ -112,8 +110,7 @@ SEVERAL_STEPS = (STEPS, "algo.virtual.warmup.iterations", "algo.virtual.refine.i
 
 def describe_steps(overrides: Sequence[Sequence[str]]) -> str:
     """The steps of distillation of these rows: "T = 20", "T = 30, 10, 100" (first, again, on the server), "phase A 2 x 1"."""
-    found = dict.fromkeys(text for one in overrides if (text := _row_steps(one)))
-    return "; ".join(found)
+    return "; ".join(dict.fromkeys(filter(None, map(_row_steps, overrides))))
 
 
 def _row_steps(overrides: Sequence[str]) -> str:
@@ -171,18 +168,19 @@ class StoredRow:
     progress: Progress
 
     @property
-    def build_model(self) -> torch.nn.Module:
+    def model(self) -> torch.nn.Module:
+        """The network, to evaluate ``global_state`` or another state in."""
         data = self.experiment.dataset
-        return build(self.experiment.plan.method.model, data.shape, data.classes)  # type: ignore[attr-defined]
+        return build(self.experiment.plan.method.model, data.shape, data.classes).eval()  # type: ignore[attr-defined]
 
     @property
     def global_state(self) -> State:
         """The state of the final global model."""
         return unpack("model", self.progress.server)
 
-    def feature_map(self) -> Embed:
-        """Images -> what the last layer of the final global model sees."""
-        return build_embedder(self.build_model.eval(), self.global_state)
+    def embed_images(self, x: Tensor) -> NDArray[np.float64]:
+        """Images (n, c, h, w) -> what the last layer of the final global model sees (n, d)."""
+        return embed_images(build_embedder(self.model, self.global_state), x).double().numpy()
 
     def virtual_images(self, client: int) -> tuple[Tensor, Tensor]:
         """A client's virtual images (n, c, h, w) and their labels (n,), sorted by class."""
@@ -190,25 +188,26 @@ class StoredRow:
         images, labels = memory["images/x"], memory["images/label"]
         return images.flatten(0, 1), labels.repeat_interleave(images.shape[1])
 
-    def domain_name(self, client: int) -> str:
-        """The name of a client's domain, where each client is one."""
-        names = self.experiment.dataset.domains or ()
-        return names[client] if len(names) == len(self.experiment.shards) else f"client {client}"
+    @property
+    def client_names(self) -> list[str]:
+        """Of their domains, where each client is one."""
+        names, clients = self.experiment.dataset.domains or (), len(self.experiment.shards)
+        return list(names) if len(names) == clients else [f"client {client}" for client in range(clients)]
 
 
 def load_stored_row(cell: PaperCell, seed: int, rows: Path) -> StoredRow | None:
     """The finished row, or None if its training did not finish. Raises DamagedRun, one line, for a damaged folder."""
     folder = rows / cell.folder_name(seed)
-    if not (folder / "training.json").is_file():
+    if not (folder / FINISHED_FILE).is_file():
         return None
     experiment = build_row_experiment(cell.overrides, seed)
     progress = load_checkpoint(RunFolder(folder), experiment.plan)
     return None if progress is None or progress.diverged is not None else StoredRow(experiment, progress)
 
 
-def find_cell(cells: Sequence[PaperCell], start: str) -> PaperCell | None:
-    """The first cell whose row begins with these words."""
-    return next((cell for cell in cells if cell.row == start or cell.row.startswith(f"{start} ")), None)
+def load_stored_rows(cell: PaperCell, seeds: Sequence[int], rows: Path) -> list[StoredRow]:
+    """Those of the seeds that finished."""
+    return [row for seed in seeds if (row := load_stored_row(cell, seed, rows))]
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from privdd.reproduce.catalogue import (
     scale_overrides,
 )
 from privdd.reproduce.page import describe_availability
-from privdd.reproduce.train import device_overrides, merge_overrides, paper_cells
+from privdd.reproduce.train import merge_overrides, paper_cells
 
 ENTRIES = list(load_catalogue().values())
 RUNNING = [entry for entry in ENTRIES if entry.is_trainable]
@@ -66,7 +66,8 @@ def test_a_scale_has_records_for_all_of_its_clients(scale: str) -> None:
 
 
 def test_all_rows_are_trained_on_the_device_that_was_asked_for() -> None:
-    assert device_overrides("cuda") == ("device=cuda",) and device_overrides("cpu") == ()
+    for device, typed in (("cuda", True), ("cpu", False)):
+        assert all(("device=cuda" in cell.overrides) is typed for cell in paper_cells(find_entry("fedrd.table1"), "small", device))
 
 
 def test_what_the_text_says_is_about_rows_that_are_trained() -> None:

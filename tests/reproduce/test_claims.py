@@ -18,7 +18,7 @@ from privdd.reproduce.claims import (
     HOLDS_HERE,
     SENTENCES,
     UNDECIDED,
-    AuditRuns,
+    ClaimEvidence,
     ClaimVerdict,
     PrivacySentence,
     audit_folder_name,
@@ -154,9 +154,9 @@ def test_an_audit_of_earlier_settings_is_run_again(tmp_path: Path, monkeypatch: 
     for worlds in (16, 16, 12, 16):
         more = f"audit.worlds={worlds}"
         monkeypatch.setattr(claims, "SMALL_AUDIT", ("data=digits", "preset=smoke", more))
-        assert AuditRuns(ReproduceArguments("privacy", out=tmp_path)).audit_findings("fedlgd") == {"worlds": more}
+        assert ClaimEvidence(ReproduceArguments("privacy", out=tmp_path)).audit_findings("fedlgd") == {"worlds": more}
     monkeypatch.setitem(AUDITS, "fedlgd", (*AUDITS["fedlgd"], "algo.lr=0.5"))  # what clients send
-    AuditRuns(ReproduceArguments("privacy", out=tmp_path)).audit_findings("fedlgd")
+    ClaimEvidence(ReproduceArguments("privacy", out=tmp_path)).audit_findings("fedlgd")
     assert [more for more, _ in ran] == ["audit.worlds=16", "audit.worlds=12", "audit.worlds=16"]
     assert len({name for _, name in ran}) == 3
 
@@ -167,7 +167,7 @@ def test_finished_audits_are_used_again_and_the_page_is_escaped(tmp_path: Path, 
         folder = tmp_path / "privacy" / audit_folder_name(name)
         folder.mkdir(parents=True)
         (folder / "findings.json").write_text(json.dumps({"findings": []}))
-    monkeypatch.setattr(AuditRuns, "entry_results", lambda self, entry: {"columns": [{"text": [{"worse": "algo=fedfed_raw", "gain": 0.0, "p": None, "verdict": "reversed in the mean"}]}]})
+    monkeypatch.setattr(ClaimEvidence, "entry_results", lambda self, entry: {"columns": [{"text": [{"worse": "algo=fedfed_raw", "gain": 0.0, "p": None, "verdict": "reversed in the mean"}]}]})
     assert decide_sentences(ReproduceArguments("privacy", out=tmp_path)) == 0
     told = json.loads((tmp_path / "privacy" / "privacy.json").read_text())
     assert len(told["sentences"]) == len(SENTENCES) and "do not" in capsys.readouterr().out

@@ -10,11 +10,10 @@ import pytest
 import torch
 
 from privdd.core.types import Records
-from privdd.reproduce import results as feature_kinds
-from privdd.reproduce.results import (
+from privdd.reproduce import figures
+from privdd.reproduce.figures import (
     FEATURE_KINDS,
-    feature_tables,
-    join_records,
+    feature_analysis,
     measure_feature_kinds,
     split_records,
     train_feature_map,
@@ -30,17 +29,16 @@ CELL = PaperCell(
 
 def test_parts_add_up_and_likeness_is_psnr() -> None:
     x = torch.rand(5, 1, 8, 8, generator=torch.Generator().manual_seed(0))
-    records = Records(x, torch.arange(5), torch.arange(5))
-    parts = split_records(join_records([records.take(torch.arange(0, 3)), records.take(torch.arange(3, 5))]), lambda part: 0.25 * part)
+    parts = split_records(Records(x, torch.arange(5), torch.arange(5)), lambda part: 0.25 * part)
     assert torch.equal(parts["x"].x, x)
     torch.testing.assert_close(parts["x_s"].x + parts["x_r"].x, x)
-    assert all(torch.equal(part.y, records.y) for part in parts.values())
+    assert all(torch.equal(part.y, torch.arange(5)) for part in parts.values())
 
 
 def test_a_run_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One phase A: x_s is within the bound, PSNR by hand, and a second call measures nothing."""
-    monkeypatch.setattr(feature_kinds, "EPOCHS", 20)
-    experiment = feature_kinds.build_row_experiment(CELL.overrides, 0)
+    monkeypatch.setattr(figures, "EPOCHS", 20)
+    experiment = figures.build_row_experiment(CELL.overrides, 0)
     split = train_feature_map(experiment)
     x = experiment.test_records.x
     with torch.no_grad():
@@ -51,7 +49,7 @@ def test_a_run_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert found["psnr"]["x_r"] == pytest.approx(by_hand, abs=0.01)
     assert found["trained on x"]["x"] > 0.5 and all(0 <= v <= 1 for kind in FEATURE_KINDS for v in found[f"trained on {kind}"].values())
     (tmp_path / f"feature-kinds-{CELL.folder_name(0)}.json").write_text(json.dumps(found))
-    monkeypatch.setattr(feature_kinds, "measure_feature_kinds", None)
-    matrix, likeness = feature_tables([CELL], (0,), tmp_path)
+    monkeypatch.setattr(figures, "measure_feature_kinds", None)
+    (matrix, likeness), _ = feature_analysis([CELL], (0,), tmp_path / "rows")
     assert [row[0] for row in matrix.rows] == [*FEATURE_KINDS] and matrix.rows[0][1] == f"{100 * found['trained on x']['x']:.1f}"
     assert likeness.rows[0] == ("x_r", "31.47", f"{found['psnr']['x_r']:.1f}")

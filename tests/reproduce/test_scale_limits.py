@@ -11,8 +11,14 @@ from scipy import stats
 
 from privdd.cli.paper_rows import build_row_experiment
 from privdd.reproduce.catalogue import find_entry
-from privdd.reproduce.page import clipped_reach, image_movement, is_at_chance, limit_rows
-from privdd.reproduce.results import SAME_IMAGES, RowResult
+from privdd.reproduce.results import (
+    SAME_IMAGES,
+    RowResult,
+    clipped_reach,
+    image_movement,
+    is_at_chance,
+    limit_rows,
+)
 from privdd.reproduce.train import PaperCell, merge_overrides, paper_cells
 
 TINY = ("data=digits", "data.size=8", "data.limit=300", "data.test_limit=60", "partition.clients=3", "model.width=4", "paper.terms.rounds=2")

@@ -244,7 +244,7 @@ def test_the_surrogate_and_the_radius_are_those_of_the_stored_rows(whole: tuple[
     last = row.progress.snapshots[1]
     far, values = measure_losses(row)
     shard = row.experiment.shards[row.experiment.plan.victim].train
-    logits = functional_call(row.build_model.eval(), dict(last.broadcast["model"]), (shard.x,))
+    logits = functional_call(row.model, dict(last.broadcast["model"]), (shard.x,))
     assert values[0, :, 0] == pytest.approx(float(cross_entropy(logits, shard.y)), rel=1e-4) and far[-1] == 2 * 3.0
     found, page, _ = reproduce_entry(replace(ENTRY, also=("surrogate", "images by round", "radius")), ReproduceArguments(ENTRY.name, "small", (0, 1), 1, out))
     near, radius = found.tables
