@@ -19,27 +19,18 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run_command(argv: Sequence[str]) -> int:
-    from privdd.reproduce.catalogue import find_entry, parse_arguments
+    from privdd.reproduce.catalogue import COMMANDS, find_entry, parse_arguments
 
     asked = parse_arguments(argv)
-    if asked.name not in ("list", "all", "overview", "privacy"):
+    if asked.name not in COMMANDS:
         find_entry(asked.name)  # a mistyped name is refused at once
-    if asked.name == "list":
-        from privdd.reproduce.page import print_catalogue
-
-        print_catalogue(sys.stdout)
-        return 0
-    from privdd.reproduce.page import print_overview, run_all, run_entry
+    from privdd.reproduce.claims import decide_sentences
+    from privdd.reproduce.page import print_catalogue, print_overview, run_all, run_entry
     from privdd.runtime.startup import keep_freed_memory
 
     keep_freed_memory()
-    if asked.name == "privacy":
-        from privdd.reproduce.claims import decide_sentences
-
-        return decide_sentences(asked)
-    if asked.name == "overview":
-        return print_overview(asked)
-    return run_all(asked) if asked.name == "all" else run_entry(asked)
+    run = {"list": print_catalogue, "all": run_all, "overview": print_overview, "privacy": decide_sentences}
+    return run.get(asked.name, run_entry)(asked)
 
 
 if __name__ == "__main__":

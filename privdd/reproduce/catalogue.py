@@ -18,6 +18,7 @@ from privdd.core.validation import BadConfig, Command, Key, parse_integer, parse
 CATALOGUE_FILE = Path(__file__).parent / "catalogue.yaml"
 PAPER_FOLDER = Path(__file__).parent / "papers"
 SCALES = ("small", "medium", "paper")
+COMMANDS = ("list", "all", "overview", "privacy")  # names beside those of entries
 RUNS_HERE, SHOWN_ELSEWHERE, NOTHING_TO_RUN, OUT_OF_REACH = "rows", "elsewhere", "nothing to run", "out of reach"
 
 
@@ -76,7 +77,7 @@ def load_catalogue() -> Mapping[str, PaperEntry]:
 
 
 def _parse_entry(name: str, part: Mapping[str, Any]) -> PaperEntry:
-    given = {key: tuple(value) if isinstance(value, list) else value for key, value in part.items()}
+    given: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in part.items()}
     ahead = tuple(StatedOrder(**one) for one in given.pop("ahead", ()))
     own = {scale: tuple(items) for scale, items in given.pop("overrides", {}).items()}
     return PaperEntry(name, ahead=ahead, overrides=own, **given)
@@ -113,7 +114,7 @@ def find_entry(name: str) -> PaperEntry:
     known = load_catalogue()
     if name in known:
         return known[name]
-    raise BadConfig(f"{name}: no such entry; {_suggest_name(name, [*known, 'all', 'list', 'overview', 'privacy'])}")
+    raise BadConfig(f"{name}: no such entry; {_suggest_name(name, [*known, *COMMANDS])}")
 
 
 def _suggest_name(word: str, known: Sequence[str]) -> str:

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from rich.table import Table
 from rich.text import Text
@@ -36,6 +36,7 @@ from privdd.reproduce.results import (
     TableColumn,
     collect_results,
     compare_entry,
+    describe_stand_in,
     limit_rows,
 )
 from privdd.reproduce.train import paper_cells, settings_digest, train_cells
@@ -279,22 +280,20 @@ def describe_availability(entry: PaperEntry) -> str:
     """Does it run here, on which data, and if not, why?"""
     if not entry.is_trainable:
         return f"{entry.kind}: {entry.why}"
-    paper = paper_block(entry.experiment)
-    stands_in = [part for part in (paper["stand_in"], paper["offline"]["note"]) if part]
+    stands_in = describe_stand_in(entry, "small")
     if not stands_in:
         return "runs on the paper's data"
-    return f"runs, {stands_in[0].partition(';')[0]}; scale=paper needs {', '.join(entry.needs)}, and a GPU"
+    return f"runs, {stands_in.partition(';')[0]}; scale=paper needs {', '.join(entry.needs)}, and a GPU"
 
 
-def print_catalogue(file: IO[str]) -> None:
+def print_catalogue(asked: ReproduceArguments) -> int:
     table = Table(title="Tables and figures of the papers", title_justify="left")
     for name in ("entry", "what it shows", "here"):
         table.add_column(name, overflow="fold", no_wrap=name == "entry")
-    for entry in load_catalogue().values():
+    entries = load_catalogue().values()
+    for entry in entries:
         table.add_row(*(Text(part) for part in (entry.name, entry.shows, describe_availability(entry))))
-    console_for(file).print(table)
-    runs = sum(entry.is_trainable for entry in load_catalogue().values())
-    print(
-        f"{len(load_catalogue())} entries, {runs} of which run here; python -m privdd.reproduce NAME scale=small",
-        file=file,
-    )
+    console_for(sys.stdout).print(table)
+    runs = sum(entry.is_trainable for entry in entries)
+    print(f"{len(entries)} entries, {runs} of which run here; python -m privdd.reproduce NAME scale=small")
+    return 0

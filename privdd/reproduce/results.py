@@ -505,7 +505,9 @@ def _pair_json(found: RowPair) -> dict[str, Any]:
 
 
 def _statement_json(found: OrderStatement | None) -> dict[str, Any] | None:
-    return found and {"verdict": found.verdict, "p": found.p, "pairs": [_pair_json(pair) for pair in found.pairs]}
+    if found is None:
+        return None
+    return {"verdict": found.verdict, "p": found.p, "pairs": [_pair_json(pair) for pair in found.pairs]}
 
 
 def _row_json(row: RowResult, target: float | None) -> dict[str, Any]:
