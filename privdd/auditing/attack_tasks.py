@@ -33,9 +33,7 @@ from privdd.runtime.run_folder import FILES_KEY, RunFolder, file_sha256, read_te
 # parts (Bonferroni) by the bounds of membership attacks and of guarantee tests, which are counted before any is made.
 
 
-TESTS_PER_MECHANISM = (
-    6  # T0: noise, sampling; T2; T3: transcript, curve, what is finally sent. At most so many are made
-)
+TESTS_PER_MECHANISM = 6  # at most. T0: noise, sampling; T2; T3: transcript, curve, what is finally sent
 WHOLE_RUN_TESTS = 1  # T2 on all that the audited client sends, where there are mechanisms
 CANARY_TESTS = 2  # of a game of canaries: a point, and the curve
 
@@ -73,9 +71,8 @@ class ErrorBudget:
 def error_budget(
     confidence: float, membership: int, mechanisms: int, *, canaries: bool = False, replaced: int = 0
 ) -> ErrorBudget:
-    """How the bounds of a run share one error probability. confidence: of all bounds together; membership: attacks of this
-    family; mechanisms: those with guarantee tests; canaries: whether their game is played; replaced: bounds of earlier
-    commands that stand no longer."""
+    """How the bounds of a run share one error probability. confidence: of all together; membership: attacks of this family;
+    mechanisms: those with guarantee tests; canaries: whether their game is played; replaced: as of ``ErrorBudget``."""
     alpha = round(1 - confidence, 12)  # 0.05 for 0.95, not 0.050000000000000044
     tests = membership + TESTS_PER_MECHANISM * mechanisms + WHOLE_RUN_TESTS * (mechanisms > 0) + CANARY_TESTS * canaries
     return ErrorBudget(alpha, max(1, tests + replaced), replaced)
@@ -102,8 +99,8 @@ class AttackJob:
 
 @dataclass(frozen=True)
 class AttackTerms:
-    """Settings that all attacks of a run share. pictures: whether the most exposed records themselves are kept; device: where
-    attacks compute that can elsewhere than on the CPU."""
+    """Settings that all attacks of a run share. pictures: whether the most exposed records are kept; device: of attacks that
+    can compute elsewhere than on the CPU."""
 
     keys: Keys
     delta: float
@@ -129,11 +126,8 @@ class AttackTask:
 
     def run(self) -> list[AttackOutcome]:
         """The outcome of each job, on the CPU."""
-        return self._to_device(self.terms.device)._run_jobs(self.jobs)
-
-    def _to_device(self, device: str) -> AttackTask:
-        """The task with all that its attack reads on ``device``, if the attack computes where its tensors are."""
-        return replace(self, jobs=to_device(self.jobs, device)) if self.jobs[0].attack.on_gpu else self
+        there = replace(self, jobs=to_device(self.jobs, self.terms.device)) if self.jobs[0].attack.on_gpu else self
+        return there._run_jobs(self.jobs)
 
     def _run_jobs(self, given: Sequence[AttackJob]) -> list[AttackOutcome]:
         """given: the jobs on the CPU, where the bounds are computed and the evidence is kept."""
@@ -258,12 +252,9 @@ def group_attack_tasks(jobs: Sequence[AttackJob], terms: AttackTerms) -> list[tu
     for at, job in enumerate(jobs):
         alone = type(job.attack).run_each is Attack.run_each
         groups.setdefault((job.name, at if alone else -1), []).append(at)
-    order = sorted(groups.values(), key=lambda rows: (_duration_rank(jobs[rows[0]].attack.family), rows[0]))
+    rank = {family: at for at, family in enumerate(LONGEST_FIRST)}
+    order = sorted(groups.values(), key=lambda rows: (rank.get(jobs[rows[0]].attack.family, len(rank)), rows[0]))
     return [(tuple(rows), AttackTask(tuple(jobs[at] for at in rows), terms)) for rows in order]
-
-
-def _duration_rank(family: Family) -> int:
-    return LONGEST_FIRST.index(family) if family in LONGEST_FIRST else len(LONGEST_FIRST)
 
 
 def attack_stream(keys: Keys, attack: str, surface: str, where: str) -> torch.Generator:
@@ -317,10 +308,7 @@ def evidence_tensors(finding: Finding, evidence: Evidence, view: View) -> dict[s
 
 
 def exposed_records(finding: Finding, view: View) -> dict[str, Tensor]:
-    """The most exposed records themselves (m, c, h, w) with their labels (m,), in the order of the finding's list.
-
-    Empty where the finding names none, or they are no pictures.
-    """
+    """The most exposed records themselves (m, c, h, w) with their labels (m,), as the finding lists them; {} if not pictures."""
     rows = (finding.measures.get("worst_records") or {}).get("records", [])
     records = None if view.worlds is None else view.worlds.records
     if not rows or view.worlds is None or records is None or records.ndim != 4 or records.shape[1] not in (1, 3):

@@ -1,8 +1,12 @@
-"""One run, many canaries: crafted records that are in the audited client's data by fair coins, and their scores from the released queries.
+"""What the noised sums that a client released say of its records: of canaries in one run, and of the audited records.
 
-For audits that cannot replay the client. Canaries are chosen from a public pool so that what they add to a release
-points in as many directions as there are, and come after the client's own records. Their coins are secret; each
-canary's neighbouring data set lacks that record alone, so the relation has to be add/remove.
+Canaries, for audits that cannot replay the client: crafted records that are in its data by fair, secret coins, after its own
+records, chosen from a public pool so that what they add to a release points in as many directions as there are. Each
+one's neighbouring data set lacks that record alone, so the relation has to be add/remove.
+
+The closed form: where all that a client sends is computed from such sums, replaying it gives images or models, which say no
+more of a record than the sums (data processing). So the sums of all rounds are attacked themselves, with as many coins as
+one likes, and few replays are kept, of the client and of the federation. See ``attacks.membership.noised_sums``.
 """
 
 from __future__ import annotations
@@ -56,8 +60,7 @@ from privdd.training.dp_sgd import QUERY
 @dataclass(frozen=True)
 class ObservedRelease:
     """One release. rows: contributions, the canaries' last; taken: (n,) bool of the client that really ran, or None
-    where nothing was sampled; value: what was released.
-    """
+    where nothing was sampled; value: what was released."""
 
     name: str
     partition: str | None
@@ -79,7 +82,6 @@ class TranscriptReader:
         self._coins: Iterator[tuple[str, Tensor]] = iter(self.observed.samples if self.observed else ())
 
     def on_sample(self, name: str, probability: float, taken: Tensor) -> None:
-        """All records: which of them took part in the run is looked up later."""
         if self.observed is not None:
             asked, coins = next(self._coins, ("nothing", torch.zeros(0)))
             if asked != name:
@@ -103,11 +105,9 @@ class TranscriptReader:
 
 def is_noised_sum(mechanism: Mechanism) -> bool:
     """Whether its releases are sums over records with Gaussian noise, which the regression is for."""
-    if not mechanism.per_record:
-        return False
     event = mechanism.event
     inner = event.event if isinstance(event, dpa.PoissonSampledDpEvent) else event
-    return isinstance(inner, dpa.GaussianDpEvent)
+    return mechanism.per_record and isinstance(inner, dpa.GaussianDpEvent)
 
 
 def score_canaries(
@@ -123,24 +123,17 @@ def score_canaries(
 
     def add_observed(asked: ObservedRelease) -> None:
         mechanism = plan.mechanisms[asked.name]
-        if is_noised_sum(mechanism):
-            _add_release(found, mechanism, asked, base, canaries, present)
+        if not is_noised_sum(mechanism):
+            return
+        if asked.taken is not None and len(asked.taken) == len(base) + present:
+            asked = replace(asked, taken=asked.taken[: len(base)])
+        if release := noised_sum_of_release(mechanism, asked, base, canaries):
+            found.add_release(*release)
 
     for observed in transcript:
         ctx = instrumented_context(plan, observed.round, TranscriptReader(observed, add_observed))
         plan.method.local(observed.broadcast, dict(observed.memory), whole, ctx)
     return found
-
-
-def _add_release(
-    found: CanaryScores, mechanism: Mechanism, asked: ObservedRelease, base: Records, canaries: Records, present: int
-) -> None:
-    coins = asked.taken
-    if coins is not None and len(coins) == len(base) + present:
-        asked = replace(asked, taken=coins[: len(base)])
-    release = noised_sum_of_release(mechanism, asked, base, canaries)
-    if release is not None:
-        found.add_release(*release)
 
 
 NoisedSumRelease = tuple[np.ndarray, np.ndarray, np.ndarray, float, float]
@@ -151,9 +144,9 @@ def noised_sum_of_release(
 ) -> NoisedSumRelease | None:
     """One release as a noised sum over candidates; None where none of them is in its class.
 
-    asked.taken: of ``base``, or of its records in this partition first. (which candidates (g,), what each adds (g, p), the release less what
-    ``base`` adds (p,), noise scale, chance to be sampled.) Raises ValueError where contributions are not one a record,
-    ``base`` first.
+    asked.taken: of ``base``, or of its records in this partition first. (which candidates (g,), what each adds (g, p), the
+    release less what ``base`` adds (p,), noise scale, chance to be sampled.) Raises ValueError where contributions are not
+    one a record, ``base`` first.
     """
     label = None if asked.partition is None else int(asked.partition.removeprefix("label:"))
     own = torch.ones(len(base), dtype=torch.bool) if label is None else (base.y == label).cpu()
@@ -238,11 +231,9 @@ def _choose_spread(plan: Plan, shard: Shard, candidates: Records, count: int) ->
     for number, label in enumerate(labels):
         here = (candidates.y == label).nonzero()[:, 0]
         share = count // len(labels) + (number < count % len(labels))
-        effects = (
-            effects_by_cell[f"label:{label}"]
-            if f"label:{label}" in effects_by_cell
-            else effects_by_cell[None][here.to(effects_by_cell[None].device)]
-        )
+        effects = effects_by_cell.get(f"label:{label}")
+        if effects is None:
+            effects = effects_by_cell[None][here.to(effects_by_cell[None].device)]
         picked.append(here[torch.as_tensor(select_independent(effects.cpu().numpy(), share))])
     return torch.cat(picked)
 
@@ -275,14 +266,11 @@ def canary_findings(
     best = one_run_bounds(m, counts, delta=delta, confidence=confidence)
     method = max(best, key=best.__getitem__)
     what = _describe_scores(found, counts, m, len(transcript), plan.method.rounds)
-    yield _canary_finding(
-        surface, "one_run_canaries", stated, best[method], method, "finite_sample", confidence, what, m
-    )
+    terms = (surface, stated, confidence, what, m)
+    yield _canary_finding(*terms, "one_run_canaries", best[method], method, "finite_sample")
     if math.isfinite(stated):
         value = _refuted_epsilon(worst_event(ledger, plan.victim, delta), ledger, stated, delta, m, counts, confidence)
-        yield _canary_finding(
-            surface, "one_run_curve", stated, value, "fdp_one_run_curve", "curve", confidence, what, m
-        )
+        yield _canary_finding(*terms, "one_run_curve", value, "fdp_one_run_curve", "curve")
 
 
 def canary_findings_of_run(
@@ -318,11 +306,9 @@ def _refuted_epsilon(
         return trade_off(event, relation=relation, scale=min(max(scale, 1 / MAX_NOISE_SCALE), MAX_NOISE_SCALE))
 
     scale = max(largest_refuted_parameter(m, *c, curve_at_scale, confidence=each) for c in counts)  # type: ignore[arg-type]
-    value = (
-        epsilon_at(event, delta, relation=relation, scale=min(scale, MAX_NOISE_SCALE))
-        if scale > 1 / MAX_NOISE_SCALE
-        else 0.0
-    )
+    value = 0.0
+    if scale > 1 / MAX_NOISE_SCALE:
+        value = epsilon_at(event, delta, relation=relation, scale=min(scale, MAX_NOISE_SCALE))
     return max(value, stated * (1 + 1e-9)) if scale > 1 else min(value, stated)
 
 
@@ -335,19 +321,19 @@ def _describe_scores(found: CanaryScores, counts: Sequence[tuple[int, int]], m: 
 
 
 def _canary_finding(
-    surface: Surface, attack: str, stated: float, value: float, method: str, validity: str, confidence: float, note: str, m: int
+    surface: Surface, stated: float, confidence: float, note: str, m: int,
+    attack: str, value: float, method: str, validity: str,
 ) -> Finding:  # fmt: skip
     measures = {
         "epsilon_measured": float(value),
-        "epsilon_stated": stated if math.isfinite(stated) else None,
+        **({"epsilon_stated": stated} if math.isfinite(stated) else {}),
         "epsilon_method": method,
         "epsilon_validity": validity,
         "confidence": confidence,
         "n": m,
         "note": note,
     }
-    there = {name: value for name, value in measures.items() if value is not None}
-    return Finding(surface, attack, Family.GUARANTEE, Adversary.ANALYST, there)
+    return Finding(surface, attack, Family.GUARANTEE, Adversary.ANALYST, measures)
 
 
 LOG = logging.getLogger("privdd")
@@ -359,10 +345,8 @@ ANALYST_NOTE = (
 
 
 def is_closed_form(plan: Plan) -> bool:
-    """Whether a run's mechanisms are all noised sums over records that local work asks for, a few a round.
-
-    Not DP-SGD, whose many steps would each be gone through with every record.
-    """
+    """Whether a run's mechanisms are all noised sums over records that local work asks for, a few a round: not DP-SGD, whose
+    many steps would each be gone through with every record."""
     asked = plan.mechanisms.keys() <= plan.method.queries.keys() and all(map(is_noised_sum, plan.mechanisms.values()))
     single = plan.relation == "add_remove" and not plan.trust.is_summed
     return bool(plan.mechanisms) and asked and QUERY not in plan.mechanisms and single
@@ -379,10 +363,8 @@ def replay_count(experiment: Experiment, attacks: Mapping[str, Attack]) -> int:
     if not needs_releases(experiment, attacks):
         return experiment.audit_settings.worlds
     shadow = [a for a in attacks.values() if a.family == Family.MEMBERSHIP and a.adversaries - {Adversary.ANALYST}]
-    return min(
-        experiment.audit_settings.worlds,
-        max([experiment.audit_settings.processed_worlds, *(a.least_worlds for a in shadow)]),
-    )
+    least = max([experiment.audit_settings.processed_worlds, *(a.least_worlds for a in shadow)])
+    return min(experiment.audit_settings.worlds, least)
 
 
 def federation_count(experiment: Experiment, attacks: Mapping[str, Attack]) -> int:
@@ -396,9 +378,8 @@ def federation_count(experiment: Experiment, attacks: Mapping[str, Attack]) -> i
 
 @dataclass(frozen=True)
 class NoisedSumScores:
-    """The closed form on one run. masks: (K, n) bool, row 0 the run; scores: (K, n) log likelihood ratios; as_stated:
-    whether the run's sums are, as far as can be seen, its records' contributions and noise of the stated size.
-    """
+    """The closed form on one run. masks: (K, n) bool, row 0 the run; scores: (K, n) log likelihood ratios; has_stated_noise:
+    whether the run's sums are, as far as can be seen, its records' contributions and noise of the stated size."""
 
     masks: Tensor
     scores: Tensor
@@ -406,10 +387,10 @@ class NoisedSumScores:
 
 
 def score_noised_sums(run: FinishedRun, whole: Shard, transcript: Sequence[ObservedRound]) -> NoisedSumScores | None:
-    """The closed form on what the audited client released; None where that is not all that its uploads come from.
+    """The closed form on what the audited client released; None where that is not all that its uploads come from, rounds are
+    missing (trained elsewhere, or with noise that nobody can draw again), or contributions are not one a record.
 
-    whole: the client's data before any coin flip. None also where rounds are missing, because they were trained
-    elsewhere or before with noise that nobody can draw again, and where a method's contributions are not its records.
+    whole: the client's data before any coin flip.
     """
     plan, game, audit = run.plan, run.game, run.experiment.audit_settings
     if not _is_complete(run.progress.ledger, plan.victim, transcript):
@@ -422,9 +403,8 @@ def score_noised_sums(run: FinishedRun, whole: Shard, transcript: Sequence[Obser
     keys = plan.keys.fold("audit", plan.victim, "noised_reads")
     coins = torch.rand(audit.transcripts, len(game.audited), generator=keys.fold("secret", "coins").torch()) < 0.5
     masks = torch.cat([game.masks[:1], coins[1:]])
-    return NoisedSumScores(
-        masks, torch.from_numpy(sums.log_likelihood_ratios(masks.numpy(), keys.numpy())), sums.has_stated_noise
-    )
+    ratios = torch.from_numpy(sums.log_likelihood_ratios(masks.numpy(), keys.numpy()))
+    return NoisedSumScores(masks, ratios, sums.has_stated_noise)
 
 
 def _is_complete(ledger: Ledger, victim: int, transcript: Sequence[ObservedRound]) -> bool:
@@ -450,7 +430,7 @@ def collect_noised_sums(
 ) -> NoisedSums:
     """All noised sums of the transcript, by the method's own local work with every audited record in.
 
-    trained: what the client trained on, in its order, which tells its sampling coins apart. Raises NotByRecord.
+    trained: what the client trained on, in its order, which tells its sampling coins apart. Raises NotPerRecord.
     """
     found, kept = NoisedSums(len(game.audited)), torch.ones(len(game.whole), dtype=torch.bool)
     kept[game.audited] = False
@@ -466,12 +446,10 @@ def collect_noised_sums(
             except _AllReleasesSeen:
                 continue
             except (ValueError, RuntimeError) as problem:  # of a method whose queries depend on which records it has
-                raise NotPerRecord(
-                    f"round {observed.round} cannot be gone through with all audited records: {problem}"
-                ) from problem
-            raise NotPerRecord(
-                f"round {observed.round}: {note.left} of {len(observed.outputs)} releases are not asked for again"
-            )
+                why = f"round {observed.round} cannot be gone through with all audited records: {problem}"
+                raise NotPerRecord(why) from problem
+            lost = f"{note.left} of {len(observed.outputs)} releases"
+            raise NotPerRecord(f"round {observed.round}: {lost} are not asked for again")
     return found
 
 
@@ -513,9 +491,8 @@ def analyst_view(run: FinishedRun, reads: NoisedSumScores, round: int) -> tuple[
     name = next(n for n in run.plan.mechanisms if n in run.plan.method.queries)
     candidates = game.audited_records
     signals: Mapping[str, Tensor] = {RATIO_SIGNAL: reads.scores.float()}
-    worlds = Worlds(
-        signals, reads.masks, blind_scores(candidates, public), candidates.y, records=candidates.x, kinds=game.kinds
-    )
+    blind = blind_scores(candidates, public)
+    worlds = Worlds(signals, reads.masks, blind, candidates.y, records=candidates.x, kinds=game.kinds)
     surface = guarantee_subject(run, run.experiment.audit_settings.confidence).surface_of(name)
     sent = run.plan.method.uploads
     surface = surface if surface in sent.values() else next(iter(sent.values()))

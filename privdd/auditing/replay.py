@@ -1,9 +1,8 @@
 """Replays of the audited client, each the source of one shadow model: the membership game, its replays, and recovered noise logs.
 
-In each replay every audited record is in or out by a fair coin flip. Each replay is called a world
-in code and settings; world 0 is the run that really happened, whose coins were flipped before training. Against the server only the audited client's own steps depend on the coins,
-because the server knows what it broadcast. So a replay costs that client's steps from its first remembered round,
-not the training of a whole federation.
+In each replay (a "world" in code and settings) every audited record is in or out by a fair coin flip; world 0 is the run
+that really happened. Against the server only the audited client's own steps depend on the coins, because the server knows
+what it broadcast, so a replay costs that client's steps from its first remembered round, not a whole federation.
 """
 
 from __future__ import annotations
@@ -33,10 +32,9 @@ from privdd.runtime.progress import show_progress
 class MembershipGame:
     """The audited records of one client, and which of them are in each world.
 
-    audited: (n,) positions in the client's whole training set; masks: (K, n) bool, True = in, row 0 is the real
-    run; whole: the client's training records before any coin flip; relation: what "out" means: the record is
-    removed (add_remove, replace), or zeroed out with its label kept (zero_out). kinds: places among the audited records of
-    those that were made hard to fit, by what was done to them.
+    audited: (n,) positions in ``whole``, the client's training records before any coin flip; masks: (K, n) bool, True =
+    in, row 0 is the real run; relation: what "out" means: removed (add_remove, replace), or zeroed out with the label kept
+    (zero_out); kinds: places among the audited records of those that were made hard to fit, by what was done to them.
     """
 
     whole: Records
@@ -66,20 +64,15 @@ class MembershipGame:
 def draw_membership_game(
     shard: Shard, records: int, worlds: int, keys: Keys, relation: str = "add_remove", tail: HardExamples | None = None
 ) -> MembershipGame:
-    """Draw the audited ``records`` (at most three quarters of the client's) and their coin flips in K worlds.
-
-    The coin flips are secret, independent and fair. At least one record is never audited, so that the client never
-    trains on nothing. tail: what made audited records hard to fit, with the same keys.
-    """
+    """Draw the audited ``records`` (at most three quarters of the client's) and their secret, independent, fair coin flips
+    in K worlds. tail: what made audited records hard to fit, with the same keys."""
     size = len(shard.train)
     if size < 4:
         raise ValueError(f"audit.client={shard.client}: it holds {size} records, too few to audit (4 are needed)")
     drawn = draw_audited_positions(size, records, keys)
     audited = drawn.sort().values
-    kinds = {
-        kind: torch.searchsorted(audited, at).sort().values
-        for kind, at in positions_by_kind(tail or HardExamples(), drawn).items()
-    }
+    made_hard = positions_by_kind(tail or HardExamples(), drawn).items()
+    kinds = {kind: torch.searchsorted(audited, at).sort().values for kind, at in made_hard}
     generator = keys.fold("secret", "coins").torch()
     masks = torch.rand(worlds, len(audited), generator=generator) < 0.5
     return MembershipGame(shard.train, audited, masks, relation, kinds)
@@ -122,9 +115,8 @@ def other_uploads(plan: Plan, round: int, broadcast: Mapping[str, Tensors], shar
         ctx.noise = scale_noise(ctx.noise, 0.0)
         upload, memory = plan.method.local(broadcast, {}, shards[client], ctx)
         if memory:
-            raise ValueError(
-                f"trust={plan.trust.name}: what {type(plan.method).__name__}'s clients remember is not replayed"
-            )
+            who = type(plan.method).__name__
+            raise ValueError(f"trust={plan.trust.name}: what {who}'s clients remember is not replayed")
         for name, value in plan.channel.send(upload, ctx)[0].values.items():
             into = total.setdefault(name, {})
             for key, tensor in value.items():
@@ -149,13 +141,9 @@ def plan_of_replay(plan: Plan, world: int) -> Plan:
 
 
 def memory_after_round(plan: Plan, snapshot: Snapshot, memory: State, shard: Shard) -> State:
-    """The audited client's memory after a round that it began with ``memory``.
-
-    A method that defines ``recall`` gets by without computing an upload that nobody reads.
-    """
-    return plan.method.audit_hooks.recall(
-        snapshot.broadcast, memory, shard, plan.client_context(snapshot.round, plan.victim)
-    )
+    """The audited client's memory after a round that it began with ``memory``; by ``recall`` without its upload."""
+    ctx = plan.client_context(snapshot.round, plan.victim)
+    return plan.method.audit_hooks.recall(snapshot.broadcast, memory, shard, ctx)
 
 
 ResultsByRound = dict[int, tuple[Upload, ClientContext]]  # round -> what the client made of it
@@ -166,10 +154,9 @@ UploadsByRound = dict[int, Mapping[str, Tensors]]  # round -> what the client wo
 class ClientReplay:
     """Some worlds of one audited round, self-contained so that any worker can run them.
 
-    chain: the client's rounds, from the first that the audited one depends on to the audited one; shard: the
-    client's data before any coin flip; batched: all worlds at once by the method's ``local_batched``, else one
-    by one; passing: earlier rounds of the chain whose uploads are wanted too; others: round -> what the other clients
-    add, where the server sees sums.
+    chain: the client's rounds, from the first that the audited one depends on to the audited one; shard: the client's data
+    before any coin flip; batched: all worlds at once by ``local_batched``, else one by one; passing: earlier rounds of the
+    chain whose uploads are wanted too; others: round -> what the other clients add, where the server sees sums.
     """
 
     plan: Plan
@@ -182,22 +169,17 @@ class ClientReplay:
     others: Mapping[int, Uploads] = field(default_factory=dict)
 
     def run(self) -> list[Mapping[str, Tensors]] | None:
-        """The messages of the client in the last round of the chain, for each replay.
-
-        None if ``batched`` is set and the method has no batched form of one of the rounds.
-        """
+        """The messages of the client in the last round of the chain, for each replay; None as of ``run_by_round``."""
         found = self.run_by_round()
         return None if found is None else [sent[self.chain[-1].round] for sent in found]
 
     def run_by_round(self) -> list[UploadsByRound] | None:
-        """The messages of the last round and of those in ``passing``, by round for each replay."""
+        """The messages of the last round and of those in ``passing``, by round for each replay; None if ``batched`` is set and
+        the method has no batched form of one of the rounds."""
         plans = [plan_of_replay(self.plan, world) for world in self.worlds]
         shards = [self.game.shard_of_replay(self.shard, world) for world in self.worlds]
-        done = (
-            self._replay_batched(plans, shards)
-            if self.batched
-            else [self._replay_singly(p, s) for p, s in zip(plans, shards)]
-        )
+        singly = [] if self.batched else [self._replay_singly(p, s) for p, s in zip(plans, shards)]
+        done = self._replay_batched(plans, shards) if self.batched else singly
         if done is None:
             return None
         # the same context as the local work: noise on what is sent comes next in its stream
@@ -244,11 +226,8 @@ def round_chain(plan: Plan, snapshots: Mapping[int, Snapshot], round: int) -> tu
 
 
 def group_replays(worlds: int, size: int) -> list[range]:
-    """Worlds 1 to ``worlds`` - 1 in groups: world w is in group w // size, whether or not it is cached already.
-
-    World 0 is the real run. A group is always computed as a whole, so that what its worlds share (the batches of
-    a pass, the order of a sum) does not depend on where an earlier audit was stopped.
-    """
+    """Worlds 1 to ``worlds`` - 1 (0 is the real run) in groups: world w is in group w // size. A group is always computed as
+    a whole, so that what its worlds share does not depend on where an earlier audit was stopped."""
     groups = [range(max(1, at), min(at + size, worlds)) for at in range(0, worlds, size)]
     return [group for group in groups if len(group)]
 
@@ -267,9 +246,8 @@ def replay_cache_key(plan: Plan, chain: Sequence[Snapshot], game: MembershipGame
 def restore_memories(plan: Plan, progress: Progress, shard: Shard) -> Progress:
     """``progress`` with the audited client's memory before each of its kept rounds and after the last.
 
-    shard: what the client trained on. Unchanged where nothing is marked. A method whose clients remember
-    has all of the client's rounds kept, from the first. Raises ValueError where local work drew noise of the
-    operating system, or of the client's own secret: another draw of it gives another memory.
+    shard: what the client trained on. Unchanged where nothing is marked. Raises ValueError where local work drew noise of
+    the operating system, or of the client's own secret: another draw of it gives another memory.
     """
     if not is_remote_memory(progress.memories.get(plan.victim, {})):
         return progress
@@ -287,8 +265,8 @@ def restore_memories(plan: Plan, progress: Progress, shard: Shard) -> Progress:
     return replace(progress, snapshots=snapshots, memories={**progress.memories, plan.victim: memory})
 
 
-# What a record of noise and sampling holds is private and never on disk, so it is lost with the process. Noise that is
-# not the operating system's can be drawn again: what was sent must then have the digests that the ledger has, else nothing is taken over.
+# Records of noise and sampling are private and never on disk, so they are lost with the process. Noise that is not the
+# operating system's can be drawn again: nothing is taken over unless what was sent has the digests that the ledger has.
 
 
 def recover_noise_log(
@@ -297,20 +275,19 @@ def recover_noise_log(
 ) -> None:  # fmt: skip
     """Fill ``record`` where a round of ``ledger`` with protected releases is missing and can be repeated.
 
-    empty: a ledger to repeat the run with. Nothing is done for noise that cannot be drawn again, and for
-    real clients. observed: is given what the audited client released in these rounds.
+    empty: a ledger to repeat the run with. Nothing is done for noise that cannot be drawn again, and for real clients.
+    observed: is given what the audited client released in these rounds.
     """
     wanted = {(row.round, row.client) for row in ledger.releases if row.is_protected} - record.rounds.keys()
     if not wanted or plan.noise_source == "os" or engine.clients_remember:
         return
     again, made, said = NoiseLog(plan.victim), start_training(plan, empty), list[ObservedRound]()
     last = max(round for round, _ in wanted)
+    heard = None if observed is None else said
     with show_progress("note the noise of rounds trained before", last + 1) as bar:
         broadcast = None
         while made.round <= last:
-            made, _, broadcast = run_round(
-                plan, made, shards, engine, broadcast, None if observed is None else said, again
-            )
+            made, _, broadcast = run_round(plan, made, shards, engine, broadcast, heard, again)
             bar.advance(f"round {made.round - 1}")
     before, after = _digests_by_client_round(ledger), _digests_by_client_round(made.ledger)
     for at in wanted & again.rounds.keys():

@@ -97,10 +97,8 @@ def run_replay_task(task: ReplayTask) -> list[Signals] | None:
 
 @dataclass(frozen=True)
 class ShadowTraining:
-    """All worlds of one audited round.
-
-    passing: earlier rounds that its replays pass and that are read as well; like: replayed as that one is.
-    """
+    """All worlds of one audited round. passing: earlier rounds that its replays pass and that are read as well; like:
+    replayed as that one is."""
 
     plan: Plan
     snapshots: Mapping[int, Snapshot]
@@ -145,14 +143,8 @@ class ShadowTraining:
             return TrainingChoice("vectorised", "nothing to replay: all shadow models are kept from an earlier start")
         if self.first_group is None:
             return TrainingChoice("loop", "the method, its network or this round has no batched form")
-        why = (
-            "replays share their work"
-            if hooks.shares_work
-            else "as asked for"
-            if asked
-            else "many worlds of small images"
-        )
-        return TrainingChoice("vectorised", why)
+        shared = "replays share their work" if hooks.shares_work else ""
+        return TrainingChoice("vectorised", shared or ("as asked for" if asked else "many worlds of small images"))
 
     @cached_property
     def first_group(self) -> list[Signals] | None:
@@ -168,22 +160,18 @@ class ShadowTraining:
     @cached_property
     def uploads_of_others(self) -> dict[int, Uploads]:
         """Round -> what the other clients add to the sum that the server sees."""
-        return {
-            s.round: other_uploads(self.plan, s.round, s.broadcast, self.crowd) for s in self.round_chain if self.crowd
-        }
+        chain = self.round_chain if self.crowd else ()
+        return {s.round: other_uploads(self.plan, s.round, s.broadcast, self.crowd) for s in chain}
 
     @cached_property
     def _real_signals(self) -> Signals:
         """World 0: what was really sent."""
-        return extract_all_signals(
-            self.adversary, self.passing, self.audited_snapshot.sent, {t: self.snapshots[t].sent for t in self.passing}
-        )
+        passed = {t: self.snapshots[t].sent for t in self.passing}
+        return extract_all_signals(self.adversary, self.passing, self.audited_snapshot.sent, passed)
 
     def _cache_folder(self, *, apart: bool = False) -> Path:
-        return self.folder.path / "worlds" / self._cache_key(f"{self.config} vectorised" if apart else self.config)
-
-    def _cache_key(self, config: str) -> str:
-        return replay_cache_key(self.plan, self.round_chain, self.game, config)
+        config = f"{self.config} vectorised" if apart else self.config
+        return self.folder.path / "worlds" / replay_cache_key(self.plan, self.round_chain, self.game, config)
 
     def collect_signals(self, bar: ProgressBar) -> dict[str, Tensor]:
         """ "surface|signal" -> (K, n, ...); world 0 is read off what was really sent."""
@@ -229,11 +217,8 @@ class ShadowTraining:
                 signals = read_tensors(_replay_file(place, world))
                 kept = {key: signals[key] for key in real if key in signals}
                 # a file of an earlier version lacks later signals: the run is attacked without them
-                needed = {
-                    key: value
-                    for key, value in real.items()
-                    if key in kept or not key.split("|")[-1].startswith(LATER_SIGNALS)
-                }
+                later = {key for key in real if key.split("|")[-1].startswith(LATER_SIGNALS)} - kept.keys()
+                needed = {key: value for key, value in real.items() if key not in later}
                 if tensor_shapes(needed) == tensor_shapes(kept):
                     found[world] = kept
         return found
@@ -241,9 +226,8 @@ class ShadowTraining:
     def _write_signals(self, place: Path, world: int, signals: Signals) -> Signals:
         bad = sorted(key for key, value in signals.items() if not torch.isfinite(value).all())
         if bad:
-            raise DamagedRun(
-                f"world {world}: {', '.join(bad)} not finite; did training diverge? (lower the learning rate)"
-            )
+            why = "not finite; did training diverge? (lower the learning rate)"
+            raise DamagedRun(f"world {world}: {', '.join(bad)} {why}")
         write_tensors(_replay_file(place, world), signals, durable=False)  # a damaged file is computed again
         return signals
 
@@ -257,10 +241,7 @@ def audited_rounds(snapshots: Mapping[int, Snapshot]) -> list[int]:
 
 
 def describe_missing_signals(surface: str, lacking: Collection[str]) -> str:
-    """For a finding's note: the signals that kept shadow models of an earlier version lack; "" where they lack none.
-
-    lacking: as "surface|signal".
-    """
+    """For a finding's note: the signals ("surface|signal") that kept shadow models of an earlier version lack; "" if none."""
     names = sorted(key.partition("|")[2] for key in lacking if key.partition("|")[0] == surface)
     if not names:
         return ""
@@ -275,10 +256,7 @@ StackedSignals = Mapping[str, Tensor]  # "surface|signal" -> (K, n, ...)
 
 
 def rounds_to_combine(snapshots: Mapping[int, Snapshot], most: int) -> dict[int, tuple[int, ...]]:
-    """Audited round -> at most ``most`` rounds of its phase and kind of upload, evenly spaced, itself the last.
-
-    most = 1: the audited round alone.
-    """
+    """Audited round -> at most ``most`` rounds of its phase and kind of upload, evenly spaced, itself the last."""
     found = {}
     for last in audited_rounds(snapshots):
         kind = (snapshots[last].phase, frozenset(snapshots[last].sent))
@@ -409,9 +387,9 @@ def stack_server_signals(run: FinishedRun, whole: Shard, folder: RunFolder, fede
     missing = [w for w in range(1, replays) if w not in found]
     with show_progress("shadow federations", replays) as bar:
         bar.advance(by=len(found))
-        begun = _run_shared_rounds(
-            plan, experiment.new_ledger(), experiment.shards, whole, game, shared if missing else 0, experiment.engine
-        )
+        first = shared if missing else 0
+        held = (plan, experiment.new_ledger(), experiment.shards, whole, game)
+        begun = _run_shared_rounds(*held, first, experiment.engine)
         shards = {w: _with_shard(experiment.shards, plan, game.shard_of_replay(whole, w)) for w in missing}
         tasks = [FederationReplay(plan, shards[w], adversary, w, begun) for w in missing]
         for w, signals in zip(missing, experiment.engine.map(run_federation_replay, tasks)):
@@ -443,7 +421,7 @@ def describe_view(run: FinishedRun, view: View, family: Family, missing: Collect
 
 def describe_replays(run: FinishedRun, view: View) -> str:
     """For a finding's note: how many replays there are where some were left out, or in how many rounds replayed federations
-    differ from the run; "" where nothing was left out and all rounds differ."""
+    differ from the run; else ""."""
     method, audit = run.plan.method, run.experiment.audit_settings
     apart, asked = audit.federation_rounds, min(audit.federations, audit.worlds)
     if view.worlds is None:
@@ -451,9 +429,8 @@ def describe_replays(run: FinishedRun, view: View) -> str:
     sent = view.adversary in (Adversary.PEER, Adversary.PUBLIC) and view.surface != Surface.SHARED_FEATURES
     if not sent:
         few = view.adversary in (Adversary.SERVER, Adversary.PEER) and len(view.worlds.masks) < audit.worlds
-        if few:
-            return f"{FEWER_REPLAYS_NOTE} {len(view.worlds.masks)} of {audit.worlds} replays (audit.processed_worlds)"
-        return ""
+        kept = f"{FEWER_REPLAYS_NOTE} {len(view.worlds.masks)} of {audit.worlds} replays (audit.processed_worlds)"
+        return kept if few else ""
     if len(view.worlds.masks) < asked:
         count = len(view.worlds.masks) if len(view.worlds.masks) > 1 else 0  # one is the run itself
         return f"{FEWER_REPLAYS_NOTE} {count} of {asked} replays of the federation (audit.processed_federations)"

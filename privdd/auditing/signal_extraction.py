@@ -1,6 +1,9 @@
-"""What an attacker can compute from one round of one client: models, embeddings, gradients of single records.
+"""What an attacker can compute from one round of one client, and the membership signals that it extracts from what was sent.
 
-``AdversaryView`` offers these to ``privdd.auditing.signal_extraction``, which turns them into membership signals.
+``AdversaryView`` computes models, embeddings, gradients of single records; there is one reader of signals per surface. A
+signal is one number per audited record, larger = more like a member. See ``attacks.membership.signals``. In a model's
+parameters every layer is solved by itself: their noise differs, and what they say together is for an attack that takes
+several signals.
 """
 
 from __future__ import annotations
@@ -29,11 +32,11 @@ from attacks.membership.signals import (
 )
 from attacks.types import Surface
 from privdd.core.device import to_device
-from privdd.core.types import Problem, Records, State, Tensors
+from privdd.core.types import Problem, Records, State, Tensors, Values
 from privdd.federated.method import Method, overrides_hook
 from privdd.federated.simulation import Snapshot
 
-# What signals need of them are inner products with a vector and lengths. Where the matrix (n, p) is too large, a product
+# Signals need gradients' inner products with a vector, and their lengths. Where the matrix (n, p) is too large, a product
 # is a derivative along the vector (forward mode), and lengths and the columns of some layers are taken from blocks.
 
 
@@ -81,7 +84,7 @@ class RecordGradients:
         return RecordGradients(self.model, self.state, self.x, self.y, tuple(names))
 
     def iterate_blocks(self) -> Iterator[Tensor]:
-        """(b, p) each, of b records in turn, at most AT_ONCE bytes (or one record)."""
+        """(b, p) each, of b records in turn, at most MAX_BLOCK_BYTES (or one record)."""
         pull = vmap(grad(self._record_loss), in_dims=(None, 0, 0))
         step = min(RECORDS_PER_BLOCK, max(1, MAX_BLOCK_BYTES // max(self.parameter_count * self._item_bytes, 1)))
         for x, y in zip(self.x.split(step), self.y.split(step)):
@@ -169,18 +172,13 @@ class LayerCoefficients:
         return solve_ridge(self.gram, self.gradients.inner_products(vector).double(), self.ridge).float()
 
 
-MAX_HELD_NUMBERS = (
-    50_000_000  # numbers (records times parameters) that are held at once besides the gradients on the CPU
-)
-SOLVED_LAYERS, MIN_LAYER_SIZE = (
-    4,
-    100,
-)  # layers in which records are solved for together, and parameters that such a layer has
+MAX_HELD_NUMBERS = 50_000_000  # numbers (records times parameters) held at once besides the gradients on the CPU
+SOLVED_LAYERS, MIN_LAYER_SIZE = 4, 100  # layers in which records are solved for together; parameters of such a layer
 
 
 @dataclass(frozen=True)
 class AdversaryView:
-    """Turns what one client sent in one round into membership signals for the audited records.
+    """What one adversary holds of one client's round, to turn what was sent into membership signals of the audited records.
 
     snapshot: the round's broadcast; memory: what the client kept then (used only for maps that the
     strongest attacker is granted, and named so); public: test records that no client trained on, for centring.
@@ -221,18 +219,15 @@ class AdversaryView:
         return self._complete_state(self.method.audit_hooks.model_state(name, value, self.snapshot.broadcast))
 
     def _complete_state(self, state: State | None) -> State | None:
-        if state is None or self.model is None:
-            return None
-        if not dict(self.model.named_parameters()).keys() <= state.keys():
+        if state is None or self.model is None or not dict(self.model.named_parameters()).keys() <= state.keys():
             return None
         return {n: t.float() if t.dtype in (torch.float16, torch.bfloat16) else t for n, t in state.items()}
 
     def predict_logits(self, state: State, x: Tensor) -> Tensor:
-        model = self.model
-        if model is None:
+        if self.model is None:
             raise ValueError("this method shares no classifier")
         with torch.no_grad():
-            return torch.cat([functional_call(model, state, (part,)) for part in x.split(512)])
+            return torch.cat([functional_call(self.model, state, (part,)) for part in x.split(512)])
 
     @cached_property
     def record_gradients(self) -> RecordGradients | None:
@@ -253,19 +248,16 @@ class AdversaryView:
         The server knows the end from the upload. Where that is mostly noise it must not drown the start, so no point
         counts for more than the start does. None, for the start alone, where no model was sent back or there is no room.
         """
-        if (
-            self.record_gradients is None
-            or self.broadcast_state is None
-            or self.record_gradients.numel > self._max_held_numbers
-        ):
+        own = self.record_gradients
+        if own is None or self.broadcast_state is None or own.numel > self._max_held_numbers:
             return None
-        ends = [self.state_of_upload(name, value) for name, value in self.snapshot.sent.items()
-                if self.method.uploads[name] == Surface.UPDATE]  # fmt: skip
+        sent, uploads = self.snapshot.sent, self.method.uploads
+        ends = [self.state_of_upload(name, v) for name, v in sent.items() if uploads[name] == Surface.UPDATE]
         if not ends or ends[0] is None:
             return None
         start, end = self.broadcast_state, ends[0]
         middle = {n: (t + end[n]) / 2 if t.is_floating_point() else t for n, t in start.items()}
-        size, total = self.record_gradients.gradient_matrix.norm(), self.record_gradients.gradient_matrix
+        size, total = own.gradient_matrix.norm(), own.gradient_matrix
         for there in (middle, end):
             at = self.record_gradients_at(there)
             found = None if at is None else at.gradient_matrix
@@ -277,24 +269,20 @@ class AdversaryView:
     def layer_solvers(self) -> dict[str, tuple[slice, Tensor | LayerCoefficients]]:
         """Layer -> its place in the parameters, and the matrix (n, k) that takes its change to the records' parts in it.
 
-        The last LAYERS layers of LEAST parameters or more, as far as there is room. The last one is solved for in any
-        case: by the records' inner products where its gradients are too many for one matrix.
+        The last SOLVED_LAYERS layers of MIN_LAYER_SIZE parameters or more, as far as there is room; the last one in any case:
+        by the records' inner products where its gradients are too many for one matrix.
         """
         if self.record_gradients is None or self.model is None:
             return {}
         found: dict[str, tuple[slice, Tensor | LayerCoefficients]] = {}
-        left = self._max_held_numbers
+        left, gradients = self._max_held_numbers, self.record_gradients
         for layer, place in self._last_layers(self.model):
-            left -= len(self.record_gradients) * (place.stop - place.start)
+            left -= len(gradients) * (place.stop - place.start)
             if left >= 0:
                 found[layer] = (place, ridge_solver(self._layer_directions(layer, place), SMALL_RIDGE_SHARE).float())
             elif not found:
-                found[layer] = (
-                    place,
-                    LayerCoefficients.from_gradients(
-                        self.record_gradients.of_parameters(_parameters_of_layer(self.model, layer)), SMALL_RIDGE_SHARE
-                    ),
-                )
+                own = gradients.of_parameters(_parameters_of_layer(self.model, layer))
+                found[layer] = (place, LayerCoefficients.from_gradients(own, SMALL_RIDGE_SHARE))
         return found
 
     def _last_layers(self, model: nn.Module) -> list[tuple[str, slice]]:
@@ -313,8 +301,7 @@ class AdversaryView:
             return self.path_gradients[:, place]
         if self.record_gradients is None or self.model is None:
             raise ValueError("this method shares no classifier")
-        held = self.record_gradients.is_one_matrix
-        if held:
+        if self.record_gradients.is_one_matrix:
             return self.record_gradients.gradient_matrix[:, place]
         return self.record_gradients.of_parameters(_parameters_of_layer(self.model, layer)).gradient_matrix
 
@@ -328,9 +315,9 @@ class AdversaryView:
     def opening_features(self) -> Tensor | None:
         """(n, d) features of the audited records under the classifier that all clients start from; None without one."""
         state = self._complete_state(self.opening)
-        return (
-            None if state is None or self.model is None else _penultimate_features(self.model, state, self.candidates.x)
-        )
+        if state is None or self.model is None:
+            return None
+        return _penultimate_features(self.model, state, self.candidates.x)
 
     @cached_property
     def public_map_features(self) -> tuple[Tensor, Tensor]:
@@ -343,7 +330,7 @@ class AdversaryView:
     @cached_property
     def public_map(self) -> Callable[[Tensor], Tensor] | None:
         """The public map in which synthetic images were matched, the same in all rounds; None if there is none."""
-        return method_maps(self.method, self.snapshot, self.memory, self.problem).get("public")
+        return self.method.audit_hooks.maps(self.snapshot.broadcast, self.memory, self.problem).get("public")
 
 
 def _layer_of(parameter: str) -> str:
@@ -376,17 +363,6 @@ class _FeatureModel(nn.Module):
         return self.model.features(x)  # type: ignore[operator]
 
 
-def method_maps(
-    method: Method, snapshot: Snapshot, memory: State, problem: Problem
-) -> dict[str, Callable[[Tensor], Tensor]]:
-    """The maps from records to what is shared that a method names, {} where it names none."""
-    return dict(method.audit_hooks.maps(snapshot.broadcast, memory, problem))
-
-
-# See ``attacks.membership.signals``. In a model's parameters every layer is solved by itself: their noise differs, and what
-# they say together is for an attack that takes several signals.
-
-
 def coefficients_by_layer(adversary: AdversaryView, vector: Tensor) -> dict[str, Tensor]:
     """ "joint_LAYER" -> (n,): the records' parts in a sum of their gradients, shaped like the parameters (p,)."""
     return {f"joint_{layer}": matrix @ vector[place] for layer, (place, matrix) in adversary.layer_solvers.items()}
@@ -413,26 +389,24 @@ class UnreadableUpload(ValueError):
         )
 
 
-SignalReader = Callable[[AdversaryView, str, Tensors, Mapping[str, Tensors]], Mapping[str, Tensor]]
+SignalReader = Callable[[AdversaryView, str, Tensors, Values], Signals]
 
 
-def _update_signals(
-    adversary: AdversaryView, name: str, value: Tensors, values: Mapping[str, Tensors]
-) -> Mapping[str, Tensor]:
+def _update_signals(adversary: AdversaryView, name: str, value: Tensors, values: Values) -> Signals:
     """Confidence of the uploaded model, and alignment of the change with each record's gradient."""
     state = adversary.state_of_upload(name, value)
-    if (
-        state is None or adversary.broadcast_state is None or adversary.model is None
-    ):  # inversion would have nothing to invert either
+    # without these inversion would have nothing to invert either
+    if state is None or adversary.broadcast_state is None or adversary.model is None:
         raise UnreadableUpload(adversary.method, name, "classifier, sent_state and model_state")
     logits = adversary.predict_logits(state, adversary.candidates.x)
+    y, public = adversary.candidates.y, adversary.public.x[:POPULATION_RECORDS]
     out = {
-        "confidence": sig.logit_scaled(logits, adversary.candidates.y),
-        "loss": sig.negative_loss(logits, adversary.candidates.y),
+        "confidence": sig.logit_scaled(logits, y),
+        "loss": sig.negative_loss(logits, y),
+        "logits": logits,
+        "public_logits": adversary.predict_logits(state, public),
+        "gradient_norm": -sig.output_gradient(logits, y).norm(dim=-1),
     }
-    out["logits"] = logits
-    out["public_logits"] = adversary.predict_logits(state, adversary.public.x[:POPULATION_RECORDS])
-    out["gradient_norm"] = -sig.output_gradient(logits, adversary.candidates.y).norm(dim=-1)
     if adversary.record_gradients is not None:
         names = [n for n, _ in adversary.model.named_parameters()]
         change = torch.cat([(state[n] - adversary.broadcast_state[n]).flatten() for n in names])
@@ -441,9 +415,7 @@ def _update_signals(
     return out
 
 
-def _gradient_signals(
-    adversary: AdversaryView, name: str, value: Tensors, values: Mapping[str, Tensors]
-) -> Mapping[str, Tensor]:
+def _gradient_signals(adversary: AdversaryView, name: str, value: Tensors, values: Values) -> Signals:
     """A control variate is a mean gradient, as is a gradient itself: a member's own points along it."""
     if adversary.record_gradients is None or adversary.model is None:
         raise UnreadableUpload(adversary.method, name, "classifier and sent_state")
@@ -454,17 +426,13 @@ def _gradient_signals(
     return found
 
 
-def _feature_signals(
-    adversary: AdversaryView, name: str, value: Tensors, values: Mapping[str, Tensors]
-) -> Mapping[str, Tensor]:
+def _feature_signals(adversary: AdversaryView, name: str, value: Tensors, values: Values) -> Signals:
     """Matched filter: is some released row this record's own feature plus noise? Labels travel along."""
     maps = adversary.method.audit_hooks.maps(adversary.snapshot.broadcast, adversary.memory, adversary.problem)
     clean = maps["feature"](adversary.candidates.x).flatten(1)
     rows, labels = value["x"].flatten(1), values["labels"]["y"]
-    stds = adversary.noise.get("noise_stds") or [float(adversary.noise.get("std") or 1e-3)] * int(
-        adversary.noise.get("copies", 1)
-    )
-    batch = adversary.noise.get("broadcast_batch")
+    noise, batch = adversary.noise, adversary.noise.get("broadcast_batch")
+    stds = noise.get("noise_stds") or [float(noise.get("std") or 1e-3)] * int(noise.get("copies", 1))
     found = _shared_noise_signal(rows, labels, clean, adversary.candidates.y, int(batch), stds) if batch else {}
     if batch:
         rows = _subtract_batch_mean(rows, int(batch), len(stds))
@@ -484,31 +452,25 @@ def _feature_signals(
 
 def _shared_noise_signal(
     rows: Tensor, labels: Tensor, clean: Tensor, y: Tensor, batch: int, stds: Sequence[float]
-) -> Mapping[str, Tensor]:
+) -> Signals:
     """The best of all copies: each has noise of its own, and one coincidence is enough."""
     parts = zip(rows.chunk(len(stds)), labels.chunk(len(stds)), stds)
-    return {
-        COINCIDENCE_SIGNAL: torch.stack([noise_coincidence(r, c, clean, y, batch, std) for r, c, std in parts]).amax(0)
-    }
+    found = [noise_coincidence(r, c, clean, y, batch, std) for r, c, std in parts]
+    return {COINCIDENCE_SIGNAL: torch.stack(found).amax(0)}
 
 
 def _subtract_batch_mean(rows: Tensor, batch: int, copies: int) -> Tensor:
     """Noise that is shared by a release batch cancels in differences: centre each batch by its own mean."""
-    parts = [part - part.mean(0) for copy in rows.chunk(copies) for part in copy.split(batch)]
-    return torch.cat(parts)
+    return torch.cat([part - part.mean(0) for copy in rows.chunk(copies) for part in copy.split(batch)])
 
 
-def _label_signals(
-    adversary: AdversaryView, name: str, value: Tensors, values: Mapping[str, Tensors]
-) -> Mapping[str, Tensor]:
+def _label_signals(adversary: AdversaryView, name: str, value: Tensors, values: Values) -> Signals:
     """How many released labels a record's class has: one more when the record is in."""
     counts = torch.bincount(value["y"].long(), minlength=adversary.problem.classes).float()
     return {"count": counts[adversary.candidates.y]}
 
 
-def _synthetic_image_signals(
-    adversary: AdversaryView, name: str, value: Tensors, values: Mapping[str, Tensors]
-) -> Mapping[str, Tensor]:
+def _synthetic_image_signals(adversary: AdversaryView, name: str, value: Tensors, values: Values) -> Signals:
     """A model trained on the synthetic set, alignment of class means, distance to the nearest image.
 
     Images that were matched in a public map are compared there as well: in the classifier they may say nothing.
@@ -547,14 +509,12 @@ def _class_mean_alignment(adversary: AdversaryView, inside: Tensor, labels: Tens
     return sig.embedding_alignment(means, own, adversary.candidates.y, cosine=False)
 
 
-def _representation_signals(
-    adversary: AdversaryView, name: str, value: Tensors, values: Mapping[str, Tensors]
-) -> Mapping[str, Tensor]:
+def _representation_signals(adversary: AdversaryView, name: str, value: Tensors, values: Values) -> Signals:
     """The signals of images, in the space of the projection; the attacker is granted the client's own map.
 
     Nothing can be read before a client has its own, unless projected records are as large as records.
     """
-    maps = method_maps(adversary.method, adversary.snapshot, adversary.memory, adversary.problem)
+    maps = adversary.method.audit_hooks.maps(adversary.snapshot.broadcast, adversary.memory, adversary.problem)
     project = maps.get("projection") or (lambda x: x)
     own, inside, y = project(adversary.candidates.x).flatten(1), value["x"].flatten(1), values["labels"]["y"]
     if own.shape[1] != inside.shape[1]:
@@ -570,10 +530,8 @@ def _representation_signals(
     }
 
 
-def _prototype_signals(
-    adversary: AdversaryView, name: str, value: Tensors, values: Mapping[str, Tensors]
-) -> Mapping[str, Tensor]:
-    """A class mean (or sum) and a class count move with each of the class's members, and nothing else of the class's does.
+def _prototype_signals(adversary: AdversaryView, name: str, value: Tensors, values: Values) -> Signals:
+    """A class mean (or sum) and a class count move with each of the class's members.
 
     "count": the record's own class; "row": the norm of its class's mean, which needs no map; "alignment": the part
     of the class's sum (mean times count) along the record, seen from public records, where the server knows a map;
@@ -583,11 +541,10 @@ def _prototype_signals(
     found = {"row": mean.norm(dim=1)[y]}
     if "count" in value:
         found["count"] = value["count"][y]
-    if adversary.opening_features is not None and adversary.opening_features.shape[1:] == mean.shape[1:]:
+    opening = adversary.opening_features
+    if opening is not None and opening.shape[1:] == mean.shape[1:]:
         absent = value["count"] == 0 if "count" in value else mean.new_zeros(len(mean), dtype=torch.bool)
-        found["joint_opening"] = class_ridge_coefficients(
-            mean.masked_fill(absent[:, None], torch.nan), adversary.opening_features, y
-        )
+        found["joint_opening"] = class_ridge_coefficients(mean.masked_fill(absent[:, None], torch.nan), opening, y)
     see = adversary.embed_images if adversary.broadcast_state is not None else adversary.public_map
     own = embed_in_batches(see, adversary.candidates.x) if see is not None else mean[:0]
     if own.shape[1:] != mean.shape[1:] or see is None:
@@ -597,9 +554,7 @@ def _prototype_signals(
     return found
 
 
-def _statistics_signals(
-    adversary: AdversaryView, name: str, value: Tensors, values: Mapping[str, Tensors]
-) -> Mapping[str, Tensor]:
+def _statistics_signals(adversary: AdversaryView, name: str, value: Tensors, values: Values) -> Signals:
     """Class statistics by their own density; batch-norm buffers through the model that they complete."""
     if {"mean", "std"} <= set(value):
         per_channel = adversary.candidates.x.mean((2, 3))
@@ -607,12 +562,11 @@ def _statistics_signals(
     state = adversary.state_of_upload(name, value)
     if state is None:
         return _record_loss_signal(adversary, name, value)
-    return {
-        "confidence": sig.logit_scaled(adversary.predict_logits(state, adversary.candidates.x), adversary.candidates.y)
-    }
+    logits = adversary.predict_logits(state, adversary.candidates.x)
+    return {"confidence": sig.logit_scaled(logits, adversary.candidates.y)}
 
 
-def _record_loss_signal(adversary: AdversaryView, name: str, value: Tensors) -> Mapping[str, Tensor]:
+def _record_loss_signal(adversary: AdversaryView, name: str, value: Tensors) -> Signals:
     """By the method's own loss, where an upload implies no classifier."""
     loss = adversary.method.audit_hooks.record_loss(name, value, adversary.snapshot.broadcast, adversary.problem)
     if loss is None:
@@ -620,9 +574,7 @@ def _record_loss_signal(adversary: AdversaryView, name: str, value: Tensors) -> 
     return {"loss": -loss(adversary.candidates.x, adversary.candidates.y)}
 
 
-def _count_signal(
-    adversary: AdversaryView, name: str, value: Tensors, values: Mapping[str, Tensors]
-) -> Mapping[str, Tensor]:
+def _count_signal(adversary: AdversaryView, name: str, value: Tensors, values: Values) -> Signals:
     """The signal of counts: the sum of all numbers sent, the same for every record."""
     total = torch.stack([t.float().sum() for t in value.values()]).sum()
     return {"count": total.expand(len(adversary.candidates)).clone()}
@@ -657,10 +609,10 @@ SIGNAL_READERS: Mapping[Surface, SignalReader] = {
 }
 
 
-def extract_signals(adversary: AdversaryView, values: Mapping[str, Tensors]) -> Signals:
+def extract_signals(adversary: AdversaryView, values: Values) -> Signals:
     """Every surface among ``values`` (one client's upload) gets at least one signal, unless waived and unreadable.
 
-    Raises NoReader where no signal could depend on the record.
+    Raises UnreadableUpload where no signal could depend on the record.
     """
     adversary, values = adversary.on_device, to_device(values, adversary.problem.device)
     found: Signals = {}

@@ -20,7 +20,7 @@ from privdd.auditing.replay import (
     replay_context,
     uploads_seen_by_server,
 )
-from privdd.auditing.signal_extraction import AdversaryView, method_maps
+from privdd.auditing.signal_extraction import AdversaryView
 from privdd.core.types import Records, Shard, State, Tensors, pack
 from privdd.federated.experiment import Experiment
 from privdd.federated.method import Method
@@ -33,8 +33,7 @@ from privdd.runtime.run_folder import same_tensors
 PUBLIC_RECORDS = 500  # records of the test set that attackers may hold
 
 
-# Surfaces whose rows may be combined over rounds: the same rows, if the map did not change in between. Synthetic
-# representations start afresh each round, so their rows are different ones.
+# Surfaces whose rows may be combined over rounds: the same rows, if the map did not change in between.
 MAPPED_SURFACES = (Surface.FEATURES, Surface.PROTOTYPES)
 
 
@@ -62,31 +61,15 @@ class FinishedRun:
         waived = frozenset(self.experiment.auditing.waive if self.experiment.auditing else ())
         plan, candidates = self.plan, self.game.audited_records
         noise, opening = feature_noise_constants(plan), plan.method.audit_hooks.opening(plan.problem, plan.keys.seed)
-        return AdversaryView(
-            plan.method,
-            plan.problem,
-            snapshot,
-            candidates,
-            self.public_records,
-            snapshot.memory,
-            waived,
-            noise,
-            opening,
-        )
+        held = (snapshot, candidates, self.public_records, snapshot.memory, waived, noise, opening)
+        return AdversaryView(plan.method, plan.problem, *held)
 
     def ground_truth(self) -> Truth:
         train, out = self.shard.train, self.shard.heldout
         counts = torch.bincount(train.y, minlength=self.shard.classes)
         memory = self.progress.memories.get(self.plan.victim, {})
-        return Truth(
-            train.x,
-            train.y,
-            out.x,
-            out.y,
-            counts,
-            self.plan.method.audit_hooks.stand_ins(memory, self.plan.problem),
-            self._rows_of_records(self.shard),
-        )
+        stand_ins = self.plan.method.audit_hooks.stand_ins(memory, self.plan.problem)
+        return Truth(train.x, train.y, out.x, out.y, counts, stand_ins, self._rows_of_records(self.shard))
 
     def ground_truth_of(self, view: View) -> Truth:
         """The truth that a view is compared with; for a shared pool, the records of all clients whose rows it holds."""
@@ -129,22 +112,18 @@ class FinishedRun:
     def adversary_knowledge(self, round: int) -> Knowledge:
         """The protocol, the architecture, public records; maps that the broadcast makes known."""
         adversary, method, problem = self.adversary_view(round), self.plan.method, self.plan.problem
-        model = (
-            adversary.model if adversary.broadcast_state is not None else None
-        )  # an architecture whose values never travel
+        # not an architecture whose values never travel
+        model = adversary.model if adversary.broadcast_state is not None else None
         if model is not None and adversary.broadcast_state is not None:
-            model.load_state_dict({k: v for k, v in adversary.broadcast_state.items()}, strict=False)
-        maps = method_maps(method, adversary.snapshot, adversary.snapshot.memory, problem)
-        size = len(self.shard.train)
+            model.load_state_dict(adversary.broadcast_state, strict=False)
+        maps = dict(method.audit_hooks.maps(adversary.snapshot.broadcast, adversary.snapshot.memory, problem))
+        size, public = len(self.shard.train), self.public_records
         settings = {**method.audit_hooks.settings(size), **self._noise_settings(), "batch_records": size}
         known = self.known_records(int(settings.get("broadcast_batch") or 64))
-        return Knowledge(
-            problem.shape, problem.classes, self.public_records.x, self.public_records.y, model, maps, settings, known
-        )
+        return Knowledge(problem.shape, problem.classes, public.x, public.y, model, maps, settings, known)
 
     def _noise_settings(self) -> dict[str, Any]:
-        noise = feature_noise_constants(self.plan)
-        delta = self.experiment.privacy.delta
+        noise, delta = feature_noise_constants(self.plan), self.experiment.privacy.delta
         return {"delta": delta, **{f"noise_{k}" if k == "std" else k: v for k, v in noise.items()}}
 
 
@@ -208,9 +187,8 @@ def client_views(
         worlds = signals_to_worlds(stacked, str(surface), run.game, run.public_records, rounds) if read else None
         captures = tuple(_surface_captures(run, snapshot, surface))
         if surface in MAPPED_SURFACES:
-            captures += tuple(
-                c for other in _rounds_with_same_map(run, round) for c in _surface_captures(run, other, surface)
-            )
+            same_map = _rounds_with_same_map(run, round)
+            captures += tuple(c for other in same_map for c in _surface_captures(run, other, surface))
         yield View(surface, Adversary.SERVER, captures, knowledge, worlds)
 
 
@@ -218,7 +196,7 @@ def _rounds_with_same_map(run: FinishedRun, round: int) -> Iterator[Snapshot]:
     """The other kept rounds of a phase whose known map is the same, judged by its outputs on public records."""
 
     def map_outputs(at: Snapshot) -> dict[str, Tensor]:
-        maps = method_maps(run.plan.method, at, at.memory, run.plan.problem)
+        maps = run.plan.method.audit_hooks.maps(at.broadcast, at.memory, run.plan.problem)
         with torch.no_grad():
             return {name: f(run.public_records.x[:4]) for name, f in maps.items()}
 
@@ -288,10 +266,8 @@ def describe_other_networks(view: View) -> str:
     names = [c.name for c in view.captures if any(shapes.get(k) != t.shape for k, t in c.value.items())]
     if not names:
         return ""
-    return (
-        f"the server sends {', '.join(names)} beside the classifier: signals are read from what the method predicts "
-        "with, parameters and labels from the classifier, and nothing from the rest"
-    )
+    says = "signals are read from what the method predicts with, parameters and labels from the classifier"
+    return f"the server sends {', '.join(names)} beside the classifier: {says}, and nothing from the rest"
 
 
 def _values_with_labels(values: Mapping[str, Tensors]) -> list[tuple[str, Tensors]]:
@@ -316,8 +292,7 @@ def describe_granted_knowledge(plan: Plan, view: View, family: Family) -> str:
 def single_record_view(run: FinishedRun, round: int, records: Sequence[int]) -> tuple[View, Truth] | None:
     """The same local step by a client that holds one record: the worst case for an update or gradient.
 
-    Each of ``records`` (positions in what the client trained on) is replayed alone, from the same broadcast, by the
-    method's own local work and through the same channel.
+    Each of ``records`` (positions in what the client trained on) is replayed alone, from the same broadcast.
     """
     plan, snapshot = run.plan, run.progress.snapshots[round]
     names = [n for n in snapshot.sent if plan.method.uploads[n] == Surface.UPDATE]
@@ -360,9 +335,8 @@ def signals_to_worlds(
     candidates = game.audited_records
     masks = game.masks[: len(next(iter(mine.values())))]
     blind, later = blind_scores(candidates, public), _signals_of_surface(rounds or {}, surface)
-    return Worlds(
-        mine, masks, blind, candidates.y, logits, population, rounds=later, records=candidates.x, kinds=game.kinds
-    )
+    shown = (masks, blind, candidates.y, logits, population)
+    return Worlds(mine, *shown, rounds=later, records=candidates.x, kinds=game.kinds)
 
 
 def _signals_of_surface(stacked: Mapping[str, Tensor], surface: str) -> dict[str, Tensor]:
@@ -377,10 +351,7 @@ def blind_scores(candidates: Records, public: Records) -> Tensor:
     return -torch.stack(gaps)
 
 
-# Nothing of the run itself changes. The round is the first one, with the client's own records and through the same
-# channel and mechanisms, so noise that a client adds acts here as well.
-
-
+# Nothing of the run itself changes: the client answers in a first round with its own records, channel and mechanisms.
 CHOSEN_MODEL_NOTE = (
     "one round with a model that the server chose; its architecture, three linear layers, is part of the choice"
 )
