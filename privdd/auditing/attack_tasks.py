@@ -263,10 +263,8 @@ def attack_stream(keys: Keys, attack: str, surface: str, where: str) -> torch.Ge
 
 
 def attack_seeds(keys: Keys, attack: str, surface: str, where: str) -> tuple[int, int]:
-    """The seed of a membership attack and the seed of its decisive bound, which does not depend on what else the attack drew.
-
-    Both break ties between scores; a verifier, who has the scores and not the attack, draws them again.
-    """
+    """The seed of a membership attack and the seed of its decisive bound, which does not depend on what else the attack
+    drew. Both break ties between scores; a verifier, who has the scores and not the attack, draws them again."""
     stream = attack_stream(keys, attack, surface, where)
     first, second = (int(torch.randint(2**31 - 1, (1,), generator=stream)) for _ in range(2))
     return first, second
@@ -343,10 +341,8 @@ class EarlierFindings:
 
 
 def earlier_findings(folder: RunFolder, asked: Collection[str], *, others: bool) -> EarlierFindings:
-    """asked: the attacks that run now; others: whether with other replays or tests than before.
-
-    Raises DamagedRun for a folder whose result cannot be read.
-    """
+    """asked: the attacks that run now; others: whether with other replays or tests than before. Raises DamagedRun for a
+    folder whose result cannot be read."""
     if not folder.findings_file.exists():
         return EarlierFindings()
     record = read_run_record(folder.path)

@@ -2,8 +2,7 @@
 
 A round of each kind is timed, of two clients and the first steps of each long loop, and multiplied by the run's own
 numbers of rounds, clients and shadow models. Attacks and guarantee tests are not run: searches are counted in passes of
-the network, the rest costs what it did when it was measured, on digits. What cannot fit is refused before anything is
-computed.
+the network, the rest costs what it did on digits. What cannot fit is refused before anything is computed.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from privdd.auditing.noised_sums import federation_count, replay_count
 from privdd.auditing.shadow_models import count_shared_rounds, prefers_wide_network
 from privdd.auditing.signal_extraction import MAX_BLOCK_BYTES, MAX_MATRIX_BYTES
 from privdd.core.loop_timing import LOOP_ALLOWANCE, TruncatedLoops, truncate_loops
-from privdd.core.types import Received, Records, Shard
+from privdd.core.types import Received, Shard
 from privdd.core.validation import BadConfig
 from privdd.federated.aggregation import SUM_CLIENT
 from privdd.federated.experiment import Experiment
@@ -72,50 +71,30 @@ def least_needs(experiment: Experiment) -> ResourceNeeds:
 def _artifact_bytes(experiment: Experiment) -> int:
     plan, capture = experiment.plan, experiment.capture
     kept = {s for s in plan.method.uploads.values() if capture.surfaces == "all" or s in capture.surfaces}
-    each = BYTES_PER_NUMBER * (
-        count_model_numbers(experiment) * (Surface.UPDATE in kept)
-        + _image_numbers(experiment) * bool(kept & IMAGE_SURFACES)
-    )
-    sent = sum(
-        capture.is_kept(plan, t, Received(client, t, {}), each)
-        for t in range(plan.method.rounds)
-        if plan.method.audit_hooks.phase(t) == "train"
-        for client in uploading_clients(plan, t)
-    )
-    return each * sent
-
-
-def uploading_clients(plan: Plan, round: int) -> list[int]:
-    """The clients whose uploads the server receives in a round: every participant, or their sum alone."""
-    there = plan.participants(round)
-    return [SUM_CLIENT] if plan.trust.is_summed and there else there
+    images = plan.method.audit_hooks.images_per_class() * plan.problem.classes * math.prod(plan.problem.shape)
+    each = count_model_numbers(experiment) * (Surface.UPDATE in kept) + images * bool(kept & IMAGE_SURFACES)
+    sent = 0
+    for t in (t for t in range(plan.method.rounds) if plan.method.audit_hooks.phase(t) == "train"):
+        clients = plan.participants(t)  # of their sum alone is one artifact kept
+        for client in [SUM_CLIENT] if plan.trust.is_summed and clients else clients:
+            sent += capture.is_kept(plan, t, Received(client, t, {}), BYTES_PER_NUMBER * each)
+    return BYTES_PER_NUMBER * each * sent
 
 
 def _memory_bytes(experiment: Experiment) -> int:
     """The program, in each worker process too, all clients' records, the kept rounds of the audited client, and as many
     gradients as are held."""
-    plan = experiment.plan
-    model = count_model_numbers(experiment)
-    own = PROCESS_BYTES + BYTES_PER_NUMBER * math.prod(plan.problem.shape) * sum(
-        len(s.train) for s in experiment.shards
-    )
-    own += (
-        BYTES_PER_NUMBER * model * 2 * min(SNAPSHOTS_PER_PHASE, plan.method.rounds)
-        + worker_process_count(experiment.engine) * PROCESS_BYTES
-    )
+    plan, engine = experiment.plan, experiment.engine
+    workers = engine.size if engine.kind == "processes" else 0
+    model = BYTES_PER_NUMBER * count_model_numbers(experiment)
+    records = BYTES_PER_NUMBER * math.prod(plan.problem.shape) * sum(len(s.train) for s in experiment.shards)
+    own = (1 + workers) * PROCESS_BYTES + records + 2 * model * min(SNAPSHOTS_PER_PHASE, plan.method.rounds)
     if experiment.auditing is None or Surface.UPDATE not in plan.method.uploads.values():
         return own
-    audited = min(experiment.audit_settings.records, len(experiment.shards[plan.victim].train))
-    gradients = BYTES_PER_NUMBER * model * audited
-    gradients = (
-        gradients if gradients <= MAX_MATRIX_BYTES else max(2 * MAX_BLOCK_BYTES, BYTES_PER_NUMBER * model)
-    )  # a block, and its parts
-    return own + gradients * (1 + worker_process_count(experiment.engine))
-
-
-def worker_process_count(engine: Engine) -> int:
-    """Worker processes on this machine."""
-    return engine.size if engine.kind == "processes" else 0
+    gradients = model * min(experiment.audit_settings.records, len(experiment.shards[plan.victim].train))
+    if gradients > MAX_MATRIX_BYTES:
+        gradients = max(2 * MAX_BLOCK_BYTES, model)  # a block, and its parts
+    return own + gradients * (1 + workers)
 
 
 def count_model_numbers(experiment: Experiment) -> int:
@@ -124,31 +103,23 @@ def count_model_numbers(experiment: Experiment) -> int:
     return 0 if model is None else sum(t.numel() for t in model.state_dict().values())
 
 
-def _image_numbers(experiment: Experiment) -> int:
-    """Numbers in one client's synthetic images."""
-    plan = experiment.plan
-    return plan.method.audit_hooks.images_per_class() * plan.problem.classes * math.prod(plan.problem.shape)
-
-
 def check_resources(experiment: Experiment, folder: Path, *, force: bool) -> None:
     """Raises BadConfig, one line, where disk or memory cannot hold the run; nothing where ``force``."""
     if force:
         return
     least, disk, memory = least_needs(experiment), free_disk(folder), free_memory()
+    anyway = "resources.force=true runs anyway"
     if least.disk > disk:
-        raise BadConfig(
-            f"capture: what clients send takes {_size_text(least.disk)} at least, and {_size_text(disk)} are free at {folder}; "
-            "capture.clients=victim keeps what attacks read; resources.force=true runs anyway"
-        )
+        takes = f"what clients send takes {_size_text(least.disk)} at least"
+        free = f"{_size_text(disk)} are free at {folder}"
+        raise BadConfig(f"capture: {takes}, and {free}; capture.clients=victim keeps what attacks read; {anyway}")
     if experiment.engine.kind != "ray" and memory is not None and least.memory > memory:
-        raise BadConfig(
-            f"memory: this run takes {_size_text(least.memory)} at least, and {_size_text(memory)} are free; fewer audit.records or "
-            "engine.workers take less; resources.force=true runs anyway"
-        )
+        takes = f"this run takes {_size_text(least.memory)} at least, and {_size_text(memory)} are free"
+        raise BadConfig(f"memory: {takes}; fewer audit.records or engine.workers take less; {anyway}")
 
 
 def free_disk(folder: Path) -> int:
-    """Bytes free where ``folder`` is, or will be. What is no disk (/proc) has none to tell of: writing to it fails by itself."""
+    """Bytes free where ``folder`` is, or will be; no limit for what is no disk (/proc): writing to it fails by itself."""
     there = next(p for p in (folder.absolute(), *folder.absolute().parents) if p.exists())
     found = shutil.disk_usage(there)
     return found.free if found.total else sys.maxsize
@@ -184,10 +155,8 @@ class RoundTiming:
 
 @dataclass(frozen=True)
 class TwoClientEngine(Engine):
-    """Runs a usual client and the audited one, and answers as the usual one for all others: the server has its own work.
-
-    took: client -> CPU seconds of its latest round.
-    """
+    """Runs a usual client and the audited one, and answers as the usual one for all others: the server has its own
+    work. took: client -> CPU seconds of its latest round."""
 
     loops: TruncatedLoops = field(default_factory=lambda: TruncatedLoops(0.0))
     audited: int = 0
@@ -195,19 +164,14 @@ class TwoClientEngine(Engine):
 
     def map(self, fn: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Any]:
         work: list[ClientTask] = list(items)
-        usual, answers = usual_task(work), dict[int, StepResult]()
+        mean, answers = sum(len(task.shard.train) for task in work) / len(work), dict[int, StepResult]()
+        usual = min(work, key=lambda task: (abs(len(task.shard.train) - mean), task.client))
         self.took.clear()
         for task in [usual, *(task for task in work if task.client == self.audited != usual.client)]:
             began = self.loops.cpu_seconds()
             answers[task.client] = fn(task)
             self.took[task.client] = self.loops.cpu_seconds() - began
         yield from (answers.get(task.client) or _answer_of(answers[usual.client], task.client) for task in work)
-
-
-def usual_task(work: list[ClientTask]) -> ClientTask:
-    """The task of the client whose number of records is closest to the mean."""
-    mean = sum(len(task.shard.train) for task in work) / len(work)
-    return min(work, key=lambda task: (abs(len(task.shard.train) - mean), task.client))
 
 
 def _answer_of(answer: StepResult, client: int) -> StepResult:
@@ -248,16 +212,12 @@ def _take_out_start(took: Mapping[int, float], shards: Sequence[Shard]) -> dict[
 def _accuracy_seconds(experiment: Experiment, progress: Progress) -> float:
     """CPU seconds that accuracy takes after a round, from a few test records of each set."""
     began, whole, personal = time.process_time(), experiment.test_records, [one.test for one in experiment.shards]
-    few = [_few_records(test) for test in (whole, *personal)]
+    few = [test.take(range(min(len(test), TIMED_TEST_RECORDS))) for test in (whole, *personal)]
     shards = [replace(one, test=test) for one, test in zip(experiment.shards, few[1:])]
     measure_accuracy(experiment.plan, progress, few[0], shards)
     is_global = experiment.plan.method.audit_hooks.accuracy_kind == "global"
     all_tests, timed = ([whole], few[:1]) if is_global else (personal, few[1:])
     return (time.process_time() - began) * sum(map(len, all_tests)) / max(1, sum(map(len, timed)))
-
-
-def _few_records(test: Records) -> Records:
-    return test.take(range(min(len(test), TIMED_TEST_RECORDS)))
 
 
 def rounds_to_time(plan: Plan) -> dict[int, bool]:
@@ -333,11 +293,9 @@ class CostEstimate:
     def format_lines(self) -> list[str]:
         """The totals, then one line for each stage."""
         rows = [f"  {name:<16}{stage.cpu:>8.1f} CPU s" for name, stage in self.stages.items()]
-        total = (
-            f"about {format_seconds(self.wall_seconds)} on {engine_in_words(self.engine)}, {self.cpu_seconds:.0f} CPU s"
-        )
+        took = f"about {format_seconds(self.wall_seconds)} on {engine_in_words(self.engine)}"
         memory, disk = _size_text(self.needs.memory), _size_text(self.needs.disk)
-        return [f"{total}; memory {memory} and disk {disk}, at least", *rows]
+        return [f"{took}, {self.cpu_seconds:.0f} CPU s; memory {memory} and disk {disk}, at least", *rows]
 
 
 def choose_engine(
@@ -462,9 +420,9 @@ def _search_seconds(experiment: Experiment, attacks: Mapping[str, Attack]) -> li
         return []
     local = int(method.audit_hooks.settings(len(shard.train)).get("local_steps") or 1)
     passes = {name: STEPS_PER_SEARCH_STEP for name in lengths}
-    passes |= {
-        n: passes[n] + STEPS_PER_LOCAL_STEP * local for n in lengths if isinstance(attacks[n], GradientInversion)
-    }
+    for name in lengths:
+        if isinstance(attacks[name], GradientInversion):
+            passes[name] += STEPS_PER_LOCAL_STEP * local
     each = time_pass(experiment)
     return [each * passes[name] * length for name, length in lengths.items() if length]
 
@@ -474,9 +432,8 @@ def time_pass(experiment: Experiment) -> float:
     plan, train = experiment.plan, experiment.shards[experiment.plan.victim].train
     spec = ModelSpec(width=SMALL_WIDTH)
     model = plan.method.audit_hooks.classifier(plan.problem) or build(spec, plan.problem.shape, plan.problem.classes)
-    state = {
-        name: torch.full_like(value, 0.01) for name, value in model.state_dict().items()
-    }  # nothing else has values
+    # nothing else has values
+    state = {name: torch.full_like(value, 0.01) for name, value in model.state_dict().items()}
     learned = [state[name].requires_grad_() for name, _ in model.named_parameters()]
     few, times = train.take(range(min(len(train), PASS_RECORDS))), list[float]()
     with torch_threads(experiment.engine.threads):
@@ -502,7 +459,7 @@ def trains_by_own_code(experiment: Experiment) -> bool:
 
 
 def describe_estimate(cost: CostEstimate | None) -> str:
-    """ "estimated ..." for a run above a minute, else ""; also where nothing was timed."""
+    """For a run above a minute; "" for shorter ones, and where nothing was timed."""
     if cost is None or cost.wall_seconds < MIN_ANNOUNCED_SECONDS:
         return ""
     time, memory = format_seconds(cost.wall_seconds), _size_text(cost.needs.memory)

@@ -19,8 +19,7 @@ from privdd.federated.method import Method
 from privdd.federated.settings import AuditSettings
 from privdd.privacy.ledger import Ledger, Release
 
-# Attacks read signals off models (losses, gradients), which are NaN where the model is; a rate worked out from those would
-# look like an attack that failed, so none is run.
+# Signals (losses, gradients) are NaN where the model is: a rate of those would look like an attack that failed.
 DIVERGED_NOTE = "not run: training diverged, so there is no model whose signals could be read"
 UNREAD_REASON = "not read by the attacks asked for"  # why a surface is not attacked where audit.require=some
 
@@ -71,11 +70,8 @@ def check_coverage(
     audit: AuditSettings,
     shipped: Callable[[], Mapping[str, Attack]] = dict,
 ) -> None:
-    """Every surface is attacked or waived in writing, before any training. Raises BadConfig.
-
-    audit: its number of worlds (replays) decides what membership attacks can read; shipped: the attacks that
-    the message may suggest.
-    """
+    """Every surface is attacked or waived in writing, before any training. Raises BadConfig. audit: its number of
+    worlds (replays) decides what membership attacks can read; shipped: the attacks that the message may suggest."""
     for name, surface in method.uploads.items():
         hooks = "" if str(surface) in audit.waive else missing_hooks(method, surface)
         if hooks:
@@ -100,11 +96,8 @@ def uncovered_surfaces(method: Method, attacks: Mapping[str, Attack], audit: Aud
 
 
 def _covered_surfaces(method: Method, attacks: Mapping[str, Attack], audit: AuditSettings) -> set[str]:
-    return {
-        str(s)
-        for s, who, n in expected_views(method, audit)
-        if any(is_applicable_to(a, s, who, n) for a in attacks.values())
-    }
+    views = list(expected_views(method, audit))
+    return {str(s) for s, who, n in views if any(is_applicable_to(a, s, who, n) for a in attacks.values())}
 
 
 def _suggest_attacks(
@@ -115,9 +108,7 @@ def _suggest_attacks(
     audit: AuditSettings,
 ) -> list[str]:
     """A small set of known attacks that covers all of ``missing``; empty if no such set exists."""
-    reach = {
-        name: _covered_surfaces(method, {name: attack}, audit) for name, attack in known.items() if name not in attacks
-    }
+    reach = {name: _covered_surfaces(method, {name: known[name]}, audit) for name in known if name not in attacks}
     left, chosen = set(missing), []
     while left and reach:
         best = max(sorted(reach), key=lambda name: len(reach[name] & left))
@@ -135,9 +126,8 @@ def findings_of_diverged_run(experiment: Experiment, attacks: Mapping[str, Attac
     for surface, adversary, worlds in expected_views(experiment.plan.method, experiment.audit_settings):
         for name, attack in attacks.items():
             if is_applicable_to(attack, surface, adversary, worlds):
-                row = Finding(
-                    surface, name, attack.family, adversary, {"n": 0, "status": "not_attacked", "note": DIVERGED_NOTE}
-                )
+                measures = {"n": 0, "status": "not_attacked", "note": DIVERGED_NOTE}
+                row = Finding(surface, name, attack.family, adversary, measures)
                 found.setdefault((surface, name, adversary), row)
     return tuple(found.values())
 
@@ -148,9 +138,7 @@ def findings_of_diverged_run(experiment: Experiment, attacks: Mapping[str, Attac
 
 
 NOISE_PART = "noise"  # the law of each number's noise
-JOINT_NOISE_PART = (
-    "joint noise"  # numbers, releases, rounds and clients do not share it, and it does not take itself off
-)
+JOINT_NOISE_PART = "joint noise"  # numbers, releases, rounds and clients do not share it; it does not take itself off
 SAMPLING_PART = "sampling"  # independent coins of the probability that the accounting counts on
 SENSITIVITY_PART = "sensitivity"  # how far one record (or client) moves the value before noise
 MEMORY_PART = "memory"  # what the client keeps of earlier rounds
@@ -168,11 +156,7 @@ TESTS_BY_PART: Mapping[str, Sequence[str]] = {  # part -> the tests that can loo
     LEDGER_PART: ("t0_ledger",),
     WHOLE_RUN_PART: ("t2_whole_run",),
 }
-PARTS_OF_OLD_RUNS = (
-    NOISE_PART,
-    SAMPLING_PART,
-    SENSITIVITY_PART,
-)  # all that runs were judged by whose tests did not yet say what they looked at
+PARTS_OF_OLD_RUNS = (NOISE_PART, SAMPLING_PART, SENSITIVITY_PART)  # of runs from before tests said what they looked at
 
 
 @dataclass(frozen=True)
@@ -231,15 +215,15 @@ def _needed_parts(rows: Sequence[Release], tests: Sequence[Finding]) -> Iterator
 
 
 def _coverage_of_part(name: str, part: str, tests: Sequence[Finding]) -> TestedPart:
-    found = [
-        f for f in tests if f.attack in TESTS_BY_PART[part] and name in str(f.measures.get("signal", "")).split(", ")
-    ]
+    able = [f for f in tests if f.attack in TESTS_BY_PART[part]]
+    found = [f for f in able if name in str(f.measures.get("signal", "")).split(", ")]
     missed = [why for why in (_why_untested(one, part) for one in found) if why]
     rounds = [(one.attack, _covered_rounds(one, part)) for one in found]
     done = [(test, at) for test, at in rounds if at]
     if done and not missed:
         return TestedPart(name, part, done[0][0], tuple(sorted({t for _, at in done for t in at})))
-    return TestedPart(name, part, why=missed[0] if missed else _first_note(found) or "no test applies to it")
+    note = str(found[0].measures.get("note", "")) if found else ""
+    return TestedPart(name, part, why=missed[0] if missed else note or "no test applies to it")
 
 
 def _diagnostics_of(finding: Finding) -> Mapping[str, Any]:
@@ -260,7 +244,3 @@ def _covered_rounds(finding: Finding, part: str) -> Sequence[int] | None:
 def _why_untested(finding: Finding, part: str) -> str:
     said = _diagnostics_of(finding).get("untested") or {}
     return str(said if isinstance(said, str) else said.get(part, ""))
-
-
-def _first_note(found: Sequence[Finding]) -> str:
-    return str(found[0].measures.get("note", "")) if found else ""

@@ -35,7 +35,7 @@ CERTIFICATE_KEY = "certificate"  # in a finding's diagnostics: how a bound for t
 
 
 def certified_entries(findings: Sequence[Finding]) -> dict[str, Any]:
-    """``certified_entries`` and ``certified_by`` of the run, or nothing where no bound for the whole run was taken."""
+    """``certified`` and ``certified_by`` of the run, or nothing where no bound for the whole run was taken."""
     found = [f.measures for f in findings if CERTIFICATE_KEY in f.measures.get("diagnostics", {})]
     if not found:
         return {}
@@ -111,12 +111,8 @@ def public_information(experiment: Experiment, ledger: Ledger) -> list[dict[str,
         *_describe_shapes(ledger),
         *_describe_relation(experiment),
     ]
-    found += [
-        (
-            "accuracy",
-            PERSONAL_ACCURACY_NOTE if plan.method.audit_hooks.accuracy_kind == "personal" else GLOBAL_ACCURACY_NOTE,
-        )
-    ]
+    personal = plan.method.audit_hooks.accuracy_kind == "personal"
+    found.append(("accuracy", PERSONAL_ACCURACY_NOTE if personal else GLOBAL_ACCURACY_NOTE))
     found += [("audit", AUDIT_NOTE)] if experiment.auditing is not None else []
     return [{"what": what, "value": value[:1000]} for what, value in found]
 
@@ -130,10 +126,8 @@ def _describe_rounds(plan: Plan) -> Iterator[tuple[str, str]]:
     yield "participation", who if taken == clients else f"{who}, drawn from the seed: who takes part is no secret"
     if plan.trust.is_summed:
         yield "what the server sees", _describe_secure_sum(plan)
-    yield (
-        "seed",
-        "initial model, networks, augmentation and the order of batches are drawn from it; the noise's source is separate",
-    )
+    drawn = "initial model, networks, augmentation and the order of batches are drawn from it"
+    yield "seed", f"{drawn}; the noise's source is separate"
 
 
 def _describe_secure_sum(plan: Plan) -> str:
@@ -150,17 +144,14 @@ def _describe_mechanisms(plan: Plan, ledger: Ledger) -> Iterator[tuple[str, str]
     by_class = {release.name for release in ledger.releases if release.partition is not None}
     for name, mechanism in plan.mechanisms.items():
         yield f"mechanism of {name}", _describe_settings(mechanism)
-        yield (
-            f"applications of {name}",
-            _describe_applications(plan, name) + (", to each class" if name in by_class else ""),
-        )
+        often = _describe_applications(plan, name) + (", to each class" if name in by_class else "")
+        yield f"applications of {name}", often
 
 
 def _describe_settings(mechanism: Mechanism) -> str:
     """The mechanism's name and every setting: noise, clip norm, sampling rate, normaliser."""
-    found = {
-        n.replace("_", " "): v for n, v in vars(mechanism).items() if isinstance(v, int | float | str | list | tuple)
-    }
+    held = vars(mechanism).items()
+    found = {n.replace("_", " "): v for n, v in held if isinstance(v, int | float | str | list | tuple)}
     said = [f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}" for name, value in found.items()]
     return ", ".join([type(mechanism).__name__, *said])
 
@@ -194,12 +185,10 @@ def _describe_shapes(ledger: Ledger) -> Iterator[tuple[str, str]]:
 
 
 def _describe_relation(experiment: Experiment) -> Iterator[tuple[str, str]]:
-    privacy = experiment.privacy
+    privacy, of_client = experiment.privacy, "that a client takes part in a round"
     if experiment.plan.mechanisms:
-        unit = (
-            "that a client takes part in a round" if privacy.unit == "client" else PUBLIC_BY_RELATION[privacy.relation]
-        )
-        yield "made public by the relation", unit
+        of_record = PUBLIC_BY_RELATION[privacy.relation]
+        yield "made public by the relation", of_client if privacy.unit == "client" else of_record
 
 
 DECISIVE_VALIDITIES = ("finite_sample", "curve")  # bounds whose being above what is stated is a contradiction
@@ -223,11 +212,9 @@ def hold_to_claims(findings: Sequence[Finding], claims: Sequence[Claim], delta: 
     for finding in findings:
         limit, own = limits.get(str(finding.surface), math.inf), finding.measures.get("epsilon_stated", math.inf)
         exceeds = finding.measures.get("epsilon_validity") in DECISIVE_VALIDITIES and deciding_bound(finding) > limit
-        held.append(
-            replace(finding, measures={**finding.measures, "epsilon_stated": min(limit, float(own))})
-            if exceeds
-            else finding
-        )
+        if exceeds:
+            finding = replace(finding, measures={**finding.measures, "epsilon_stated": min(limit, float(own))})
+        held.append(finding)
     return held
 
 
@@ -252,7 +239,7 @@ def findings_json(audited: AuditState) -> dict[str, Any]:
 
 
 def _run_json(experiment: Experiment, progress: Progress, seconds: Mapping[str, float]) -> dict[str, Any]:
-    run = experiment.run
+    run, tail = experiment.run, experiment.audit_settings.tail
     return {
         "algo": run.algo,
         "data": run.data,
@@ -261,11 +248,7 @@ def _run_json(experiment: Experiment, progress: Progress, seconds: Mapping[str, 
         "version": __version__,
         "clients": experiment.plan.problem.clients,
         "rounds": experiment.plan.method.rounds,
-        **(
-            {"tail": dict(hard_example_counts(experiment.audit_settings.tail))}
-            if experiment.audit_settings.tail.size
-            else {}
-        ),
+        **({"tail": dict(hard_example_counts(tail))} if tail.size else {}),
         "seconds": {name: round(float(seconds.get(name, 0.0)), 3) for name in ("train", "worlds", "attacks", "total")},
     }
 
@@ -314,11 +297,9 @@ def states_records(ledger: Ledger) -> bool:
 
 
 def record_level_ledger(ledger: Ledger) -> Ledger:
-    """The ledger that states what a ledger of whole clients promises about one record of a client.
-
-    Whatever the client's records are, its releases are close to those of a client that sends nothing; so two
-    clients that differ in one record are two such steps apart, as under the relation replace.
-    """
+    """The ledger that states what a ledger of whole clients promises about one record of a client. Whatever the
+    client's records are, its releases are close to those of a client that sends nothing; so two clients that differ in
+    one record are two such steps apart, as under the relation replace."""
     if states_records(ledger):
         return ledger
     twice = Ledger("replace", ledger.unit, ledger.delta)
@@ -348,13 +329,10 @@ def reconstruction_rows(ledger: Ledger, claims: Sequence[Claim]) -> list[dict[st
 
 
 def stated_epsilons(experiment: Experiment, ledger: Ledger) -> dict[str, float]:
-    """The stated ε of each surface: the method's own statement (``Method.stated``), else the accounted ε.
-
-    Surfaces that promise nothing (infinite) are left out.
-    """
-    promised = {
-        s: min(epsilon_by_accountant(ledger, [s]).values()) for s in dict.fromkeys(r.surface for r in ledger.releases)
-    }
+    """The stated ε of each surface: the method's own statement (``Method.stated``), else the accounted ε. Surfaces that
+    promise nothing (infinite) are left out."""
+    surfaces = dict.fromkeys(r.surface for r in ledger.releases)
+    promised = {s: min(epsilon_by_accountant(ledger, [s]).values()) for s in surfaces}
     promised |= experiment.plan.method.audit_hooks.stated(experiment.plan, experiment.shards)
     return {s: e for s, e in promised.items() if math.isfinite(e)}
 
@@ -377,9 +355,8 @@ def _surface_rows(
         audited: bool | str = True if attacked else describe_waiver(waived[surface]) if surface in waived else False
         if audited is False and any(str(f.surface) == surface and is_unread(f) for f in findings):
             audited = "nothing to read: no attack of this audit found in it what it reads"
-        audited = (
-            audited if audited or progress.diverged is None else f"waived: {divergence_message(progress.diverged)}"
-        )
+        if not audited and progress.diverged is not None:
+            audited = f"waived: {divergence_message(progress.diverged)}"
         audited = audited or why_not_read(tried)
         if audited is False:
             raise RuntimeError(f"surface {surface} was released and neither attacked nor waived")
@@ -463,10 +440,8 @@ def write_audit(
     commands: Sequence[AttackCommand] = (),
     asked: Collection[str] = (),
 ) -> Findings:
-    """findings.json last: a folder that holds it is a finished run.
-
-    commands: of earlier commands; asked: the attacks that this one asked for.
-    """
+    """findings.json last: a folder that holds it is a finished run. commands: of earlier commands; asked: the attacks
+    that this one asked for."""
     result = findings_json(audited)
     finished_run = audited.finished_run
     write_ledger(folder.ledger_file, finished_run.progress.ledger)

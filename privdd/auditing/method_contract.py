@@ -64,8 +64,7 @@ def check_method(
     Checked: it is a ``Method``; its uploads are declared and finite, can be read by an attack, and depend on
     nothing but their arguments; ``recall`` and ``local_batched`` agree with ``local``; what claims to be
     private depends on the records only through ``mechanisms``, and ledger rows not at all; ``predict`` gives one
-    score a class.
-    Images are random, (c, h, w) = ``shape``; the arguments must suit the method's settings.
+    score a class. Images are random, (c, h, w) = ``shape``; the arguments must suit the method's settings.
     """
     if not isinstance(method, Method):
         raise BrokenContract(f"{type(method).__name__} is no Method: it must inherit from privdd.api.Method")
@@ -164,13 +163,11 @@ def _copy_arguments(trial: CheckedRound) -> State:
 def _batched_faults(trial: CheckedRound, sent: Upload, kept: State) -> Iterator[str]:
     contexts = [trial.plan.client_context(trial.round, 0) for _ in range(2)]
     method = trial.plan.method
-    found = method.audit_hooks.local_batched(
-        method.broadcast(trial.server), [trial.memory] * 2, [trial.shard] * 2, contexts
-    )
+    broadcast = method.broadcast(trial.server)
+    found = method.audit_hooks.local_batched(broadcast, [trial.memory] * 2, [trial.shard] * 2, contexts)
     for upload, memory in found or ():
-        close = upload.keys() == sent.keys() and all(
-            _is_equal(upload[name].value, a.value, 1e-4) for name, a in sent.items()
-        )
+        close = upload.keys() == sent.keys()
+        close = close and all(_is_equal(upload[name].value, a.value, 1e-4) for name, a in sent.items())
         if not (close and _is_equal(memory, kept, 1e-4)):
             yield f"local_batched, round {trial.round}: gives something else than local"
 
@@ -195,20 +192,16 @@ def _signal_faults(
 ) -> Iterator[str]:
     broadcast = plan.method.broadcast(server)
     snapshot = Snapshot(round, broadcast, memory, sent.values, plan.method.audit_hooks.phase(round))
-    adversary = AdversaryView(
-        plan.method, plan.problem, snapshot, shards[0].train, shards[1].train, memory, frozenset(), {}
-    )
+    records, others = shards[0].train, shards[1].train
+    adversary = AdversaryView(plan.method, plan.problem, snapshot, records, others, memory, frozenset(), {})
     try:
         signals = extract_signals(adversary, sent.values)
     except UnreadableUpload as error:
         yield f"round {round}: {error}"
         return
     for surface in {plan.method.uploads[name] for name in sent.values} - {Surface.COUNTS, Surface.LABELS}:
-        mine = [
-            value.flatten(1) if value.ndim > 1 else value
-            for key, value in signals.items()
-            if key.startswith(f"{surface}|")
-        ]
+        own = [value for key, value in signals.items() if key.startswith(f"{surface}|")]
+        mine = [value.flatten(1) if value.ndim > 1 else value for value in own]
         if not any(bool((value != value[:1]).any()) for value in mine):
             yield f"round {round}: every signal of surface {surface} is the same for all records"
 

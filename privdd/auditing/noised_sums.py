@@ -113,11 +113,9 @@ def is_noised_sum(mechanism: Mechanism) -> bool:
 def score_canaries(
     plan: Plan, shard: Shard, canaries: Records, present: int, transcript: Sequence[ObservedRound]
 ) -> CanaryScores:
-    """Scores of all canaries from the rounds of ``transcript``.
-
-    shard: the client without canaries; present: how many of them were in, after its own records, which tells their
-    sampling coins apart. Releases that are no noised sums are left out: that costs strength, not validity.
-    """
+    """Scores of all canaries from the rounds of ``transcript``. shard: the client without canaries; present: how many
+    of them were in, after its own records, which tells their sampling coins apart. Releases that are no noised sums are
+    left out: that costs strength, not validity."""
     found, base = CanaryScores(len(canaries)), shard.train
     whole = shard.with_train(Records.concat([base, canaries]))
 
@@ -198,10 +196,8 @@ def check_playable(plan: Plan, unit: str) -> None:
 
 
 def draw_canaries(plan: Plan, shard: Shard, count: int, keys: Keys) -> CanaryGame:
-    """``count`` canaries of all classes in turn, chosen by what they would add to the client's first releases.
-
-    The choice reads the initial public state alone, and no record of the client.
-    """
+    """``count`` canaries of all classes in turn, chosen by what they would add to the client's first releases. The
+    choice reads the initial public state alone, and no record of the client."""
     pool = draw_block_images(shard.shape, CANDIDATES_PER_CANARY * count, keys.fold("pool").torch())
     labels = torch.arange(CANDIDATES_PER_CANARY * count) % len(plan.problem.class_list)
     y = torch.tensor(plan.problem.class_list)[labels]
@@ -253,11 +249,9 @@ def canary_findings(
     plan: Plan, shard: Shard, ledger: Ledger, game: CanaryGame, transcript: Sequence[ObservedRound], surface: Surface,
     *, delta: float, confidence: float, keys: Keys,
 ) -> Iterator[Finding]:  # fmt: skip
-    """Bounds on epsilon at ``delta`` (Steinke's and the f-DP one), and the accountant's own curve in one run.
-
-    shard: the client without canaries. The bounds hold for any mechanism; the curve's finding is above what is stated
-    exactly where the accountant's curve for the whole run is refuted. Each is at ``confidence`` by itself.
-    """
+    """Bounds on epsilon at ``delta`` (Steinke's and the f-DP one), and the accountant's own curve in one run. shard:
+    the client without canaries. The bounds hold for any mechanism; the curve's finding is above what is stated exactly
+    where the accountant's curve for the whole run is refuted. Each is at ``confidence`` by itself."""
     found = score_canaries(plan, shard, game.records, int(game.inside.sum()), transcript)
     member = game.inside.numpy()
     counts = right_guesses(found.canary_scores(), member, guess_counts(len(member)), keys.numpy())
@@ -276,10 +270,8 @@ def canary_findings(
 def canary_findings_of_run(
     run: FinishedRun, game: CanaryGame, transcript: Sequence[ObservedRound], confidence: float
 ) -> Iterator[Finding]:
-    """``canary_findings`` of a finished run, on the surface that its first protected query ends up in.
-
-    Raises ValueError where nothing of the run was observed: it was trained before, or by clients that run elsewhere.
-    """
+    """``canary_findings`` of a finished run, on the surface that its first protected query ends up in. Raises
+    ValueError where nothing of the run was observed: it was trained before, or by clients that run elsewhere."""
     if not transcript:
         raise ValueError("audit.canaries: what was released is kept in memory only, and this run was trained before")
     plan = run.plan
@@ -387,11 +379,9 @@ class NoisedSumScores:
 
 
 def score_noised_sums(run: FinishedRun, whole: Shard, transcript: Sequence[ObservedRound]) -> NoisedSumScores | None:
-    """The closed form on what the audited client released; None where that is not all that its uploads come from, rounds are
-    missing (trained elsewhere, or with noise that nobody can draw again), or contributions are not one a record.
-
-    whole: the client's data before any coin flip.
-    """
+    """The closed form on what the audited client released; None where that is not all that its uploads come from,
+    rounds are missing (trained elsewhere, or with noise that nobody can draw again), or contributions are not one a
+    record. whole: the client's data before any coin flip."""
     plan, game, audit = run.plan, run.game, run.experiment.audit_settings
     if not _is_complete(run.progress.ledger, plan.victim, transcript):
         return None
@@ -428,10 +418,8 @@ class _AllReleasesSeen(Exception):
 def collect_noised_sums(
     plan: Plan, whole: Shard, game: MembershipGame, trained: Records, transcript: Sequence[ObservedRound]
 ) -> NoisedSums:
-    """All noised sums of the transcript, by the method's own local work with every audited record in.
-
-    trained: what the client trained on, in its order, which tells its sampling coins apart. Raises NotPerRecord.
-    """
+    """All noised sums of the transcript, by the method's own local work with every audited record in. trained: what the
+    client trained on, in its order, which tells its sampling coins apart. Raises NotPerRecord."""
     found, kept = NoisedSums(len(game.audited)), torch.ones(len(game.whole), dtype=torch.bool)
     kept[game.audited] = False
     base, candidates = game.whole.take(kept), game.audited_records

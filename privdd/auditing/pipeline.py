@@ -52,11 +52,9 @@ NOTHING = EarlierFindings()
 
 @dataclass(frozen=True)
 class AuditState:
-    """All that an audit knows: each step is given it, and returns it with more filled in.
-
-    attacks: all, those of ``earlier`` findings too; whole: the audited client's data before any coin flip, canaries
-    among them; transcript: what it released, where an attack or a canary game reads that.
-    """
+    """All that an audit knows: each step is given it, and returns it with more filled in. attacks: all, those of
+    ``earlier`` findings too; whole: the audited client's data before any coin flip, canaries among them; transcript:
+    what it released, where an attack or a canary game reads that."""
 
     experiment: Experiment
     attacks: Mapping[str, Attack]
@@ -84,10 +82,8 @@ class AuditState:
 def audit_experiment(
     experiment: Experiment, attacks: Mapping[str, Attack], folder: RunFolder, earlier: EarlierFindings = NOTHING
 ) -> AuditState:
-    """Train (or resume), replay the audited client, attack every surface, test the stated guarantees.
-
-    Of a run whose training diverged nothing is attacked, and the findings say so. Raises AttackFailed if an attack fails.
-    """
+    """Train (or resume), replay the audited client, attack every surface, test the stated guarantees. Of a run whose
+    training diverged nothing is attacked, and the findings say so. Raises AttackFailed if an attack fails."""
     clock = time.monotonic
     began = clock()
     state = train_federation(experiment, attacks, folder, earlier)
@@ -132,10 +128,8 @@ def train_federation(
 
 def replay_client(state: AuditState) -> AuditState:
     """Run the audited client again with other coins: each replay is a shadow model, of which only signals are kept.
-
     Where all that is sent is computed from noised sums, and these are as stated, the sums themselves are attacked in
-    closed form, and few replays are enough.
-    """
+    closed form, and few replays are enough."""
     experiment, run, sums = state.experiment, state.finished_run, None
     if needs_releases(experiment, state.attacks):
         with torch_threads(experiment.engine.threads):
@@ -194,9 +188,8 @@ def membership_game_of(experiment: Experiment) -> MembershipGame:
     """The audited records and all coin flips; row 0 of the masks is what the run itself trains on."""
     plan, audit = experiment.plan, experiment.audit_settings
     keys = plan.keys.fold("audit", plan.victim)
-    return draw_membership_game(
-        experiment.shards[plan.victim], audit.records, audit.worlds, keys, plan.relation, audit.tail
-    )
+    shard = experiment.shards[plan.victim]
+    return draw_membership_game(shard, audit.records, audit.worlds, keys, plan.relation, audit.tail)
 
 
 def canary_game_of(experiment: Experiment) -> CanaryGame | None:
@@ -209,10 +202,8 @@ def canary_game_of(experiment: Experiment) -> CanaryGame | None:
 
 
 def _has_sound_noise(run: FinishedRun) -> bool:
-    """Whether tests looked at all noise and samples of the run itself, and found them to be what is stated.
-
-    They accuse more easily here than for the verdict, whose error all tests share: a sound run may take all replays by chance.
-    """
+    """Whether tests looked at all noise and samples of the run itself, and found them to be what is stated. They accuse
+    more easily here than for the verdict, whose error all tests share: a sound run may take all replays by chance."""
     with torch_threads(run.experiment.engine.threads):
         found = run_log_tests(guarantee_subject(run, run.experiment.audit_settings.confidence), run.record)
     return not any({"refuted", "untested"} & finding.measures.get("diagnostics", {}).keys() for finding in found)

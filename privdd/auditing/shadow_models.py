@@ -364,10 +364,8 @@ CLIENT_SURFACES = {Surface.GLOBAL_IMAGES: Surface.SYNTHETIC_IMAGES}
 
 
 def stack_server_signals(run: FinishedRun, whole: Shard, folder: RunFolder, federations: int) -> dict[str, Tensor]:
-    """Signals (K, n) of what the server sends at the end: the run's own, then those of replays, which are kept in ``folder``.
-
-    whole: the audited client's data before any coin flip. K = 1 below two ``federations``.
-    """
+    """Signals (K, n) of what the server sends at the end: the run's own, then those of replays, which are kept in
+    ``folder``. whole: the audited client's data before any coin flip. K = 1 below two ``federations``."""
     plan, experiment, game = run.plan, run.experiment, run.game
     memory = run.progress.memories.get(plan.victim, {})  # after the last round, as in every replay
     adversary = replace(run.adversary_view(max(run.progress.snapshots)), memory=memory)
@@ -468,10 +466,8 @@ def server_signals(plan: Plan, server: State, adversary: AdversaryView, final: M
 
 @dataclass(frozen=True)
 class FederationReplay:
-    """One world: the rounds from ``begun`` on of every client, the audited client on the records that are in.
-
-    The public initial model is the run's own; everything drawn later comes from the world's own streams.
-    """
+    """One world: the rounds from ``begun`` on of every client, the audited client on the records that are in. The
+    public initial model is the run's own; everything drawn later comes from the world's own streams."""
 
     plan: Plan
     shards: Sequence[Shard]
@@ -504,10 +500,8 @@ def count_shared_rounds(method: Method, replayed: int) -> int:
 def _run_shared_rounds(
     plan: Plan, ledger: Ledger, shards: Sequence[Shard], whole: Shard, game: MembershipGame, rounds: int, engine: Engine
 ) -> Progress:
-    """The rounds that all worlds share, with fresh coins; before the first round where there are none.
-
-    ledger: an empty one of the run's own relation, unit and delta.
-    """
+    """The rounds that all worlds share, with fresh coins; before the first round where there are none. ledger: an empty
+    one of the run's own relation, unit and delta."""
     begun = start_training(plan, ledger)
     if not rounds:
         return begun

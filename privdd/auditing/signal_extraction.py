@@ -47,10 +47,8 @@ RECORDS_PER_BLOCK = 32  # records that go through the model together, at most
 
 @dataclass(frozen=True)
 class RecordGradients:
-    """Gradients of the cross-entropy of each single record x (n, ...), y (n,) at a model's ``state``, in the model's mode.
-
-    names: the parameters, in the order of their numbers p.
-    """
+    """Gradients of the cross-entropy of each single record x (n, ...), y (n,) at a model's ``state``, in the model's
+    mode. names: the parameters, in the order of their numbers p."""
 
     model: nn.Module
     state: State
@@ -178,11 +176,9 @@ SOLVED_LAYERS, MIN_LAYER_SIZE = 4, 100  # layers in which records are solved for
 
 @dataclass(frozen=True)
 class AdversaryView:
-    """What one adversary holds of one client's round, to turn what was sent into membership signals of the audited records.
-
-    snapshot: the round's broadcast; memory: what the client kept then (used only for maps that the
-    strongest attacker is granted, and named so); public: test records that no client trained on, for centring.
-    """
+    """What one adversary holds of one client's round, to turn what was sent into membership signals of the audited
+    records. snapshot: the round's broadcast; memory: what the client kept then (used only for maps that the strongest
+    attacker is granted, and named so); public: test records that no client trained on, for centring."""
 
     method: Method
     problem: Problem
@@ -267,11 +263,9 @@ class AdversaryView:
 
     @cached_property
     def layer_solvers(self) -> dict[str, tuple[slice, Tensor | LayerCoefficients]]:
-        """Layer -> its place in the parameters, and the matrix (n, k) that takes its change to the records' parts in it.
-
-        The last SOLVED_LAYERS layers of MIN_LAYER_SIZE parameters or more, as far as there is room; the last one in any case:
-        by the records' inner products where its gradients are too many for one matrix.
-        """
+        """Layer -> its place in the parameters, and the matrix (n, k) that takes its change to the records' parts in
+        it. The last SOLVED_LAYERS layers of MIN_LAYER_SIZE parameters or more, as far as there is room; the last one in
+        any case: by the records' inner products where its gradients are too many for one matrix."""
         if self.record_gradients is None or self.model is None:
             return {}
         found: dict[str, tuple[slice, Tensor | LayerCoefficients]] = {}
@@ -471,10 +465,8 @@ def _label_signals(adversary: AdversaryView, name: str, value: Tensors, values: 
 
 
 def _synthetic_image_signals(adversary: AdversaryView, name: str, value: Tensors, values: Values) -> Signals:
-    """A model trained on the synthetic set, alignment of class means, distance to the nearest image.
-
-    Images that were matched in a public map are compared there as well: in the classifier they may say nothing.
-    """
+    """A model trained on the synthetic set, alignment of class means, distance to the nearest image. Images that were
+    matched in a public map are compared there as well: in the classifier they may say nothing."""
     x, y = value["x"], values["labels"]["y"]
     records = adversary.candidates
     centre = adversary.embed_images(adversary.public.x).mean(0)
@@ -510,10 +502,8 @@ def _class_mean_alignment(adversary: AdversaryView, inside: Tensor, labels: Tens
 
 
 def _representation_signals(adversary: AdversaryView, name: str, value: Tensors, values: Values) -> Signals:
-    """The signals of images, in the space of the projection; the attacker is granted the client's own map.
-
-    Nothing can be read before a client has its own, unless projected records are as large as records.
-    """
+    """The signals of images, in the space of the projection; the attacker is granted the client's own map. Nothing can
+    be read before a client has its own, unless projected records are as large as records."""
     maps = adversary.method.audit_hooks.maps(adversary.snapshot.broadcast, adversary.memory, adversary.problem)
     project = maps.get("projection") or (lambda x: x)
     own, inside, y = project(adversary.candidates.x).flatten(1), value["x"].flatten(1), values["labels"]["y"]
@@ -611,9 +601,7 @@ SIGNAL_READERS: Mapping[Surface, SignalReader] = {
 
 def extract_signals(adversary: AdversaryView, values: Values) -> Signals:
     """Every surface among ``values`` (one client's upload) gets at least one signal, unless waived and unreadable.
-
-    Raises UnreadableUpload where no signal could depend on the record.
-    """
+    Raises UnreadableUpload where no signal could depend on the record."""
     adversary, values = adversary.on_device, to_device(values, adversary.problem.device)
     found: Signals = {}
     with torch.no_grad():

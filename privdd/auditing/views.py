@@ -176,10 +176,8 @@ def _single_record_views(run: FinishedRun) -> Iterator[tuple[View, Truth, str]]:
 def client_views(
     run: FinishedRun, round: int, stacked: Mapping[str, Tensor], rounds: Mapping[str, Tensor] | None = None
 ) -> Iterator[View]:
-    """One view for each surface that the audited client sent in ``round``, as the server holds it.
-
-    rounds: the same signals in all replayed rounds, (K, n, R).
-    """
+    """One view for each surface that the audited client sent in ``round``, as the server holds it. rounds: the same
+    signals in all replayed rounds, (K, n, R)."""
     snapshot = run.progress.snapshots[round]
     knowledge = run.adversary_knowledge(round)
     for surface in dict.fromkeys(run.plan.method.uploads[name] for name in snapshot.sent):
@@ -230,10 +228,8 @@ def _batch_norm_statistics(method: Method, sent: Mapping[str, Tensors]) -> Tenso
 
 
 def server_views(run: FinishedRun, final: Mapping[str, Tensors], stacked: Mapping[str, Tensor]) -> Iterator[View]:
-    """Views of the server's last messages, as a peer and the public hold them.
-
-    stacked: signals (K, n) by "surface|signal"; K = 1, the real run alone, where no federation is replayed.
-    """
+    """Views of the server's last messages, as a peer and the public hold them. stacked: signals (K, n) by
+    "surface|signal"; K = 1, the real run alone, where no federation is replayed."""
     method = run.plan.method
     round = max(run.progress.snapshots)
     for surface in dict.fromkeys(method.broadcasts[name] for name in final):
@@ -290,10 +286,8 @@ def describe_granted_knowledge(plan: Plan, view: View, family: Family) -> str:
 
 
 def single_record_view(run: FinishedRun, round: int, records: Sequence[int]) -> tuple[View, Truth] | None:
-    """The same local step by a client that holds one record: the worst case for an update or gradient.
-
-    Each of ``records`` (positions in what the client trained on) is replayed alone, from the same broadcast.
-    """
+    """The same local step by a client that holds one record: the worst case for an update or gradient. Each of
+    ``records`` (positions in what the client trained on) is replayed alone, from the same broadcast."""
     plan, snapshot = run.plan, run.progress.snapshots[round]
     names = [n for n in snapshot.sent if plan.method.uploads[n] == Surface.UPDATE]
     adversary = run.adversary_view(round)
@@ -396,10 +390,8 @@ def _answer_to_attack(run: FinishedRun, attack: ChosenModel, method: FedAvg, nam
 
 
 def _broadcast_of_state(plan: Plan, method: FedAvg, state: State) -> tuple[dict[str, State], State]:
-    """The broadcast and the client's memory that put ``state`` where a client's training begins.
-
-    Where no model is broadcast, all begin with the same first model, and it is that one which was chosen.
-    """
+    """The broadcast and the client's memory that put ``state`` where a client's training begins. Where no model is
+    broadcast, all begin with the same first model, and it is that one which was chosen."""
     server = method.init(plan.problem, plan.keys.fold("public", "init"))
     if isinstance(method, FedProto):
         return {k: dict(v) for k, v in method.broadcast(server).items()}, pack("personal", state)

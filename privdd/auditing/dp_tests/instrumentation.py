@@ -128,22 +128,16 @@ def without_guests(rows: Tensors, guests: int) -> Tensors:
 
 
 def value_before_noise(mechanism: Mechanism, rows: Tensors) -> Tensors:
-    """A mechanism's value before noise; {} where it shows none.
-
-    That is what it releases where the noise is zero. If it says otherwise of itself (``Output.exact``), and does not draw
-    noise from elsewhere, the larger of the two counts: either may be what it does.
-    """
+    """A mechanism's value before noise; {} where it shows none. That is what it releases where the noise is zero. If it
+    says otherwise of itself (``Output.exact``), and does not draw noise from elsewhere, the larger of the two counts:
+    either may be what it does."""
     output = mechanism(rows, ZERO_NOISE)
     said, rounded = output.exact or {}, min(output.lattice or 0.0, 2.0**-BITS * output.noise_std) / 2
-    if (
-        not said
-        or _is_close(said, output.value, rounded)
-        or any(said[n].shape != t.shape for n, t in output.value.items())
-    ):
+    shapes_differ = any(said[n].shape != t.shape for n, t in output.value.items()) if said else False
+    if not said or _is_close(said, output.value, rounded) or shapes_differ:
         return said
-    larger = float(flatten_tensors(output.value).double().norm()) > float(
-        flatten_tensors(said).double().norm()
-    )  # not where one is no number
+    sizes = [float(flatten_tensors(value).double().norm()) for value in (output.value, said)]
+    larger = sizes[0] > sizes[1]  # not where one is no number
     return output.value if larger and _is_close(mechanism(rows, ZERO_NOISE).value, output.value) else said
 
 
@@ -151,9 +145,8 @@ def _is_close(one: Tensors, other: Tensors, rounded: float = 0.0) -> bool:
     """Up to rounding, by so much: a value may be shown in more digits than it is released in."""
     if one.keys() != other.keys() or any(one[n].shape != other[n].shape for n in one):
         return False
-    return torch.allclose(
-        flatten_tensors(one).double(), flatten_tensors(other).double(), rtol=1e-6, atol=1e-9 + rounded, equal_nan=True
-    )
+    a, b = (flatten_tensors(value).double() for value in (one, other))
+    return torch.allclose(a, b, rtol=1e-6, atol=1e-9 + rounded, equal_nan=True)
 
 
 def flatten_tensors(value: Tensors) -> Tensor:
@@ -246,8 +239,12 @@ class SeenContributions:
 
 def contribution_norms(rows: Tensors) -> Tensor:
     """The norm of each record's contribution (n,), before it is clipped."""
-    flattened = [(t.flatten(1) if t.ndim > 1 else t.unsqueeze(1)).detach().double() for t in rows.values()]
-    return torch.cat(flattened, 1).nan_to_num().norm(dim=1)
+    return torch.cat([part.double() for part in _flatten_rows(rows)], 1).nan_to_num().norm(dim=1)
+
+
+def _flatten_rows(rows: Tensors) -> list[Tensor]:
+    """Each tensor as (n, numbers)."""
+    return [(t.flatten(1) if t.ndim > 1 else t.unsqueeze(1)).detach() for t in rows.values()]
 
 
 def single_contributions(mechanism: Mechanism, rows: Tensors) -> Tensor:
@@ -257,12 +254,10 @@ def single_contributions(mechanism: Mechanism, rows: Tensors) -> Tensor:
 
 
 def contribution_fingerprints(rows: Tensors) -> Tensor:
-    """A few numbers of each contribution (n, MARKS) that equal ones share and no others do.
-
-    A method may put its records in any order, so a contribution is known by what it is, not by its place.
-    """
-    flattened = [(t.flatten(1) if t.ndim > 1 else t.unsqueeze(1)).detach().float().nan_to_num() for t in rows.values()]
-    return torch.stack([part @ _projection_matrix(part.shape[1]) for part in flattened]).sum(0).double()
+    """A few numbers of each contribution (n, FINGERPRINT_SIZE) that equal ones share and no others do: a method may put its
+    records in any order, so a contribution is known by what it is, not by its place."""
+    parts = [part.float().nan_to_num() for part in _flatten_rows(rows)]
+    return torch.stack([part @ _projection_matrix(part.shape[1]) for part in parts]).sum(0).double()
 
 
 @lru_cache(maxsize=64)
@@ -272,16 +267,14 @@ def _projection_matrix(size: int) -> Tensor:
 
 def match_rows(one: Tensor, other: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The cheapest matching of rows: (rows of one, rows of the other, how far each pair is apart)."""
-    away = torch.cdist(one.double(), other.double(), compute_mode="donot_use_mm_for_euclid_dist").nan_to_num(
-        nan=torch.inf
-    )
-    pairs = linear_sum_assignment(away.clamp_max(MAX_CHANGE).numpy())
-    rows, columns = torch.from_numpy(pairs[0]), torch.from_numpy(pairs[1])
-    return rows, columns, away.clamp_max(MAX_CHANGE)[rows, columns]
+    away = torch.cdist(one.double(), other.double(), compute_mode="donot_use_mm_for_euclid_dist")
+    away = away.nan_to_num(nan=torch.inf).clamp_max(MAX_CHANGE)
+    rows, columns = map(torch.from_numpy, linear_sum_assignment(away.numpy()))
+    return rows, columns, away[rows, columns]
 
 
 def equal_fingerprints(one: Tensor, other: Tensor) -> Tensor:
-    """Whether marks (n, MARKS) are the same, row by row, up to rounding."""
+    """Whether fingerprints (n, FINGERPRINT_SIZE) are the same, row by row, up to rounding."""
     return (one - other).norm(dim=1) <= FINGERPRINT_TOLERANCE * (one.norm(dim=1) + other.norm(dim=1)) + MIN_NORM
 
 
@@ -289,10 +282,9 @@ def unmatched_rows(one: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
     """Places of marks that have no equal on the other side: (in one, in the other)."""
     a, b, _ = match_rows(one, other)
     same = equal_fingerprints(one[a], other[b])
-    left = [
-        torch.ones(len(side), dtype=torch.bool).index_fill(0, at[same], False) for side, at in ((one, a), (other, b))
-    ]
-    return left[0].nonzero()[:, 0], left[1].nonzero()[:, 0]
+    left, right = torch.ones(len(one), dtype=torch.bool), torch.ones(len(other), dtype=torch.bool)
+    left[a[same]] = right[b[same]] = False
+    return left.nonzero()[:, 0], right.nonzero()[:, 0]
 
 
 BASE_RECORDS = 12  # of the client's own records that stand beside the guests
@@ -451,12 +443,9 @@ class RecordDependence:
 def find_interference(
     plan: Plan, snapshots: Mapping[int, Snapshot], shard: Shard, others: Mapping[str, tuple[Shard, Collection[int]]]
 ) -> Iterator[RecordDependence]:
-    """Everything that the client's rounds tell of its records.
-
-    others: by their name, other data of the client and the rounds that are run with it; all rounds up to the last of
-    these, from the first, where the client remembers. Where a method says that a round's upload does not read what is
-    remembered, the other client remembers nothing.
-    """
+    """Everything that the client's rounds tell of its records. others: by their name, other data of the client and the
+    rounds that are run with it; all rounds up to the last of these, from the first, where the client remembers. Where a
+    method says that a round's upload does not read what is remembered, the other client remembers nothing."""
     wanted, linked = {name: set(rounds) for name, (_, rounds) in others.items()}, has_linked_rounds(plan, snapshots)
     if linked:
         wanted = {name: {t for t in snapshots if t <= max(rounds, default=-1)} for name, rounds in wanted.items()}
@@ -482,9 +471,8 @@ def find_interference(
 
 def has_linked_rounds(plan: Plan, snapshots: Mapping[int, Snapshot]) -> bool:
     """Whether what the client keeps decides what it sends later."""
-    return any(
-        plan.method.audit_hooks.remembers(t, snapshot.memory) for t, snapshot in snapshots.items() if snapshot.memory
-    )
+    remembers = plan.method.audit_hooks.remembers
+    return any(remembers(t, snapshot.memory) for t, snapshot in snapshots.items() if snapshot.memory)
 
 
 @dataclass(frozen=True)

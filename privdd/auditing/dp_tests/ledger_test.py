@@ -48,13 +48,9 @@ def epsilon_lower_bound(events: Iterable[tuple[dpa.DpEvent, int]], delta: float,
     others = [(event, n) for event, n in parts if not isinstance(event, dpa.GaussianDpEvent)]
     if not others:
         return float(dpa.get_epsilon_gaussian(1 / math.sqrt(squared), delta)) if squared else 0.0
-    step = min(
-        COARSEST_GRID,
-        max(FINEST_GRID, 2 * ROUNDING_SHARE * _approximate_epsilon(parts, width) / sum(n for _, n in others)),
-    )
-    reached = delta + TRUNCATED_MASS * (
-        len(others) + 1
-    )  # for a delta below what is cut off, the losses would seem infinite
+    finest = 2 * ROUNDING_SHARE * _approximate_epsilon(parts, width) / sum(n for _, n in others)
+    step = min(COARSEST_GRID, max(FINEST_GRID, finest))
+    reached = delta + TRUNCATED_MASS * (len(others) + 1)  # below what is cut off, the losses would seem infinite
     try:
         return _compose_rounded_down(squared, others, relation, step).get_epsilon_for_delta(min(reached, 1.0))
     except OverflowError:  # losses beyond what floating point holds: nothing is said of them
@@ -118,9 +114,8 @@ RowPlace = tuple[int, int, str, str | None]  # round, client, name, partition
 
 def ledger_findings(subject: GuaranteeSubject, record: NoiseLog) -> Iterator[Finding]:
     """One row for each name: what the ledger has wrong about it, or that it is right, or was not looked at."""
-    noted = {
-        (watch.round, release.name) for watch in record.rounds.values() if watch.audited for release in watch.releases
-    }
+    audited = [watch for watch in record.rounds.values() if watch.audited]
+    noted = {(watch.round, release.name) for watch in audited for release in watch.releases}
     wrong = list(_find_errors(subject, record)) if any(watch.releases for watch in record.rounds.values()) else []
     for name in dict.fromkeys(name for name, _ in wrong):
         says = [text for of, text in wrong if of == name]

@@ -19,13 +19,11 @@ from torch.func import vjp, vmap
 from attacks.canaries import Canaries, craft_canaries, join_canaries
 from attacks.certificates import gaussian_log_ratio, subsampled_log_ratio
 from privdd.auditing.dp_tests.instrumentation import (
-    InstrumentedContext,
     RecordedRelease,
     clean_numbers,
     copies_of_record,
     flatten_tensors,
     recording_context,
-    value_before_noise,
     with_records,
     without_guests,
 )
@@ -135,11 +133,9 @@ def run_transcripts(
     ipc: int,
     generator: torch.Generator,
 ) -> RatioTranscripts:
-    """``runs`` independent runs with the guest and as many without, computed as one batch.
-
-    Batches are drawn without replacement, so in each step the guest is in the batch with probability |B| / (copies + 1). That
-    coin flip is all that the transcript hides, so its likelihood ratio is exact.
-    """
+    """``runs`` independent runs with the guest and as many without, computed as one batch. Batches are drawn without
+    replacement, so in each step the guest is in the batch with probability |B| / (copies + 1). That coin flip is all
+    that the transcript hides, so its likelihood ratio is exact."""
     noise = torch.randn(2 * runs * ipc, *base.shape, generator=generator)
     images = torch.cat([steps.start(part) for part in noise.split(512)]).unflatten(0, (2 * runs, ipc))
     velocity, ratios = torch.zeros_like(images), torch.zeros(2 * runs, dtype=torch.float64)
@@ -192,12 +188,10 @@ class RatioRecorder:
         if heeded.name != self.stage.name or not heeded.guests:
             return
         at = int(str(heeded.partition).removeprefix("label:"))
-        inside = value_before_noise(mechanism, heeded.rows)
-        outside = value_before_noise(mechanism, without_guests(heeded.rows, heeded.guests))
+        inside = clean_numbers(mechanism, heeded.rows)
+        outside = clean_numbers(mechanism, without_guests(heeded.rows, heeded.guests))
         released = flatten_tensors(heeded.released.value).unsqueeze(0)
-        step = gaussian_log_ratio(
-            released, flatten_tensors(inside), flatten_tensors(outside), heeded.released.noise_std
-        )
+        step = gaussian_log_ratio(released, inside, outside, heeded.released.noise_std)
         self.ratios[at] += subsampled_log_ratio(step.unsqueeze(1), self.stage.sampling_probability)[0]
         self.left -= 1
         if not self.left:
@@ -205,10 +199,8 @@ class RatioRecorder:
 
 
 def runs_by_class(stage: QuerySetup, runs: int, keys: Keys, *, releases: int = 0) -> RatioTranscripts:
-    """One run per class, all in one call: the method's own release of 2R classes, R of them with the guest.
-
-    releases: of a class, after which the runs end without images; 0 = they end with images.
-    """
+    """One run per class, all in one call: the method's own release of 2R classes, R of them with the guest. releases:
+    of a class, after which the runs end without images; 0 = they end with images."""
     plan, total = stage.plan, 2 * runs
     recorder = RatioRecorder(stage, torch.zeros(total, dtype=torch.float64), releases * total)
     coins = keys.fold("coins").torch()
@@ -224,7 +216,8 @@ def runs_by_class(stage: QuerySetup, runs: int, keys: Keys, *, releases: int = 0
     records = copies_of_record(stage.guest, 0, total)
     records.y.copy_(torch.arange(total))
     try:
-        upload = _run_release_hook(stage, ctx, with_records(stage.shard, records))
+        shard = with_records(stage.shard, records)
+        upload = stage.plan.method.audit_hooks.released(stage.snapshot.broadcast, shard, ctx)
     except AllReleased:
         return RatioTranscripts(recorder.ratios, torch.zeros(total, 0))
     return RatioTranscripts(recorder.ratios, _sent_rows(upload, total))
@@ -244,17 +237,9 @@ def _flip_coin(probability: float, coins: torch.Generator) -> bool:
     return probability >= 1 or bool(torch.rand((), generator=coins) < probability)
 
 
-def _run_release_hook(stage: QuerySetup, ctx: InstrumentedContext, shard: Shard) -> Upload:
-    """The upload by the method's ``released`` hook, whose default is its whole local work."""
-    return stage.plan.method.audit_hooks.released(stage.snapshot.broadcast, shard, ctx)
-
-
 def runs_on_transcript(mechanism: Mechanism, rows: Sequence[Tensors], runs: int, keys: Keys) -> RatioTranscripts:
-    """Releases of one record's contributions ``rows`` (1, ...), or of nothing, along one fixed transcript.
-
-    The accountant's bound holds for any choice of queries: here they are those of one real transcript and do not
-    depend on what is released.
-    """
+    """Releases of one record's contributions ``rows`` (1, ...), or of nothing, along one fixed transcript: the accountant's
+    bound holds for any queries, and here they do not depend on what is released."""
     noise, coins = SeededNoise(keys.fold("noise").torch()), keys.fold("coins").torch()
     q = float(mechanism.sampling_probability)
     ratios = torch.zeros(2 * runs, dtype=torch.float64)

@@ -87,20 +87,16 @@ def query_findings(subject: GuaranteeSubject, names: Sequence[str]) -> Iterator[
     for name, look in looks.items():
         seen = {t: of[name] for t, of in tallies.items() if name in of and of[name].changes}
         if seen:
-            of_others = (
-                f"; of clients {format_ranges(others)} only whether they clip alike in round {chosen[-1]}"
-                if others
-                else ""
-            )
+            asked = f"; of clients {format_ranges(others)} only whether they clip alike in round {chosen[-1]}"
+            of_others = asked if others else ""
             yield from _findings_of_query(subject, name, seen, look.describe_rounds(sorted(seen)) + of_others, guests)
 
 
 def craft_guests(subject: GuaranteeSubject) -> Canaries:
     """Crafted records: out-of-distribution ones in the commonest class, mislabelled ones, one alone in its class."""
     label = common_label(subject.shard)
-    return join_canaries(
-        unusual_records(subject.shard, label, subject.keys), lone_class_record(subject.shard, subject.keys)
-    )
+    odd = unusual_records(subject.shard, label, subject.keys)
+    return join_canaries(odd, lone_class_record(subject.shard, subject.keys))
 
 
 def _ratio_runs(
@@ -162,15 +158,11 @@ class _LargestChange:
 
 def client_query_findings(subject: GuaranteeSubject) -> Iterator[Finding]:
     """One row for each query that the ledger accounts for, of some rounds that make it."""
-    asked = [
-        name
-        for name in subject.plan.mechanisms
-        if name in subject.plan.method.queries and subject.has_finite_epsilon(name)
-    ]
+    plan = subject.plan
+    asked = [n for n in plan.mechanisms if n in plan.method.queries and subject.has_finite_epsilon(n)]
     looks = {name: subject.client_rounds(name) for name in asked}
-    rounds = {
-        t: _measure_largest_change(subject, t) for t in sorted({t for look in looks.values() for t in look.chosen})
-    }
+    chosen = sorted({t for look in looks.values() for t in look.chosen})
+    rounds = {t: _measure_largest_change(subject, t) for t in chosen}
     for name, look in looks.items():
         seen = {t: moved for t, moved in rounds.items() if name in moved.most}
         if not seen:
@@ -196,24 +188,19 @@ HUGE_UPDATE = 1e6  # times the client's own update: beyond any clip norm
 
 
 def client_update_findings(subject: GuaranteeSubject, name: str) -> Iterator[Finding]:
-    """T1, T2 and T3 of the mechanism set for the upload ``name``, whatever its class; the unit is a client.
-
-    A mechanism that shows no value before its noise, or adds other noise than Gaussian, gets a row that says so.
-    """
+    """T1, T2 and T3 of the mechanism set for the upload ``name``, whatever its class; the unit is a client. A mechanism
+    that shows no value before its noise, or adds other noise than Gaussian, gets a row that says so."""
     looks = subject.client_rounds(name)
     rows = [r for r in subject.ledger.releases if r.name == name and r.client == subject.plan.victim]
     if not looks.chosen or not subject.has_finite_epsilon(name):
         return
     mechanism, relation = subject.plan.mechanisms[name], subject.plan.relation
-    calls = sum(row.count for row in rows)
-    event = rows[0].event
-    whole = dpa.SelfComposedDpEvent(event, calls)
-    source = f"accounted for {calls} update(s)"
+    calls, event = sum(row.count for row in rows), rows[0].event
+    whole, source = dpa.SelfComposedDpEvent(event, calls), f"accounted for {calls} update(s)"
     statement = subject.statement(name, subject.accounted_epsilon(whole), source, "client")
     at = {t: trained_updates(subject, subject.snapshots[t], name) for t in looks.chosen}
-    crafted = crafted_updates(at[looks.chosen[-1]])
-    earlier = [(f"{says} in round {t}", update) for t in looks.chosen[:-1] for says, update in at[t].items()]
-    crafted = {**dict(earlier), **crafted}
+    earlier = {f"{says} in round {t}": update for t in looks.chosen[:-1] for says, update in at[t].items()}
+    crafted = {**earlier, **crafted_updates(at[looks.chosen[-1]])}
     if not isinstance(event, dpa.GaussianDpEvent) or not value_before_noise(mechanism, next(iter(crafted.values()))):
         why = f"{type(mechanism).__name__} was not tested: that needs Gaussian noise and the value before it (exact)"
         yield statement.untested_sensitivity(why)
@@ -225,7 +212,8 @@ def client_update_findings(subject: GuaranteeSubject, name: str) -> Iterator[Fin
         return
     kappa, worst = tally.worst_guest(relation)
     what = list(crafted)[worst]
-    searched = f"{looks.describe_rounds(looks.chosen)}, {len(crafted)} crafted updates; worst is {what!r}{tally.describe_faults()}"
+    worst_is = f"worst is {what!r}{tally.describe_faults()}"
+    searched = f"{looks.describe_rounds(looks.chosen)}, {len(crafted)} crafted updates; {worst_is}"
     yield statement.sensitivity_finding(kappa, len(crafted), searched, looks.chosen)
     if not bool(torch.isfinite(clean_numbers(mechanism, crafted[what])).all()):
         return  # an infinite value has no likelihood ratio, and kappa has already shown the fault
@@ -244,11 +232,8 @@ def trained_updates(subject: GuaranteeSubject, snapshot: Snapshot, name: str) ->
     flipped = replace(own, y=(own.y + 1) % subject.shard.classes)
     few = own.take(torch.zeros(min(4, len(own)), dtype=torch.long))
     white = replace(few, x=torch.ones_like(few.x))
-    return {
-        "the client": _train_update(subject, snapshot, name, own),
-        "all labels wrong": _train_update(subject, snapshot, name, flipped),
-        "copies of a white record": _train_update(subject, snapshot, name, white),
-    }
+    held = {"the client": own, "all labels wrong": flipped, "copies of a white record": white}
+    return {says: _train_update(subject, snapshot, name, records) for says, records in held.items()}
 
 
 def crafted_updates(trained: Mapping[str, Tensors]) -> dict[str, Tensors]:
@@ -270,7 +255,7 @@ def crafted_updates(trained: Mapping[str, Tensors]) -> dict[str, Tensors]:
 
 def _train_update(subject: GuaranteeSubject, snapshot: Snapshot, name: str, records: Records) -> Tensors:
     """The update that the method's own local work hands to the channel."""
-    shard = replace(subject.shard, train=records, nulls=None)
+    shard = with_records(subject.shard, records)
     ctx = subject.plan.client_context(snapshot.round, subject.plan.victim)
     upload, _ = subject.plan.method.local(snapshot.broadcast, dict(snapshot.memory), shard, ctx)
     return {n: t.detach() for n, t in upload[name].value.items()}
@@ -284,12 +269,11 @@ def compare_updates(
     if len({str({n: tuple(t.shape) for n, t in sorted(update.items())}) for update in crafted.values()}) > 1:
         return SensitivityTally(leak=f"the size of {name!r} depends on which records the client has")
     nothing = {n: torch.zeros_like(t) for n, t in next(iter(crafted.values())).items()}
-    zero = clean_numbers(subject.plan.mechanisms[name], nothing)
-    mechanism, given = subject.plan.mechanisms[name], crafted.values()
-    clean = [clean_numbers(mechanism, update) for update in given]
-    changes = torch.stack([(one - zero) / sensitivity_unit(o) for one, o in zip(clean, outputs)]).nan_to_num(
-        nan=HUGE_UPDATE
-    )
+    mechanism = subject.plan.mechanisms[name]
+    zero = clean_numbers(mechanism, nothing)
+    clean = [clean_numbers(mechanism, update) for update in crafted.values()]
+    moved = torch.stack([(one - zero) / sensitivity_unit(o) for one, o in zip(clean, outputs)])
+    changes = moved.nan_to_num(nan=HUGE_UPDATE)
     tally = SensitivityTally()
     tally.changes = dict(enumerate(changes.norm(dim=1).tolist()))
     tally.pairs = float(torch.cdist(changes, changes).max())
@@ -318,21 +302,17 @@ def runs_of_updates(
     for run in range(2 * runs):
         for _ in range(calls):
             output = mechanism(update if run < runs else other, noise)
-            ratios[run] += gaussian_log_ratio(
-                flatten_tensors(output.value).unsqueeze(0), inside, outside, output.noise_std
-            )[0]
+            value = flatten_tensors(output.value).unsqueeze(0)
+            ratios[run] += gaussian_log_ratio(value, inside, outside, output.noise_std)[0]
     return RatioTranscripts(ratios, torch.zeros(2 * runs, 0))
 
 
 def feature_findings(subject: GuaranteeSubject, name: str) -> Iterator[Finding]:
-    """T1, T2 and T3 of ``FeatureNoise`` set for the upload ``name``.
-
-    Nothing where no bound is stated, or where a row is not one record's: such a release counts as unprotected.
-    """
+    """T1, T2 and T3 of ``FeatureNoise`` set for the upload ``name``. Nothing where no bound is stated, or where a row
+    is not one record's: such a release counts as unprotected."""
     mechanism, looks = subject.plan.mechanisms[name], subject.client_rounds(name)
-    if not isinstance(mechanism, FeatureNoise) or not looks.chosen or mechanism.broadcast_batch is not None:
-        return
-    if not subject.plan.method.audit_hooks.rows_are_records():
+    is_read = subject.plan.method.audit_hooks.rows_are_records() and looks.chosen
+    if not isinstance(mechanism, FeatureNoise) or not is_read or mechanism.broadcast_batch is not None:
         return
     guests = craft_guests(subject)
     sent = partial(_send_features, subject, name, guests)
@@ -450,9 +430,8 @@ def _neighbouring_sets(subject: GuaranteeSubject) -> Iterator[_NeighbouringSets]
     if plan.relation == "replace":
         crafted = _exchange_first(shard, one)
         yield _NeighbouringSets(f"{guests.names[0]!r} in place of a record", with_records(shard, shard.train), crafted)
-        yield _NeighbouringSets(
-            f"{guests.names[0]!r} in place of its negative", _exchange_first(shard, replace(one, x=1 - one.x)), crafted
-        )
+        negative = _exchange_first(shard, replace(one, x=1 - one.x))
+        yield _NeighbouringSets(f"{guests.names[0]!r} in place of its negative", negative, crafted)
         return
     yield _NeighbouringSets(f"{guests.names[0]!r} added", *pair_with_guest(plan, shard, shard.train, one))
     if len(shard.train) > 1:
@@ -518,9 +497,8 @@ def printed_theorem_findings(subject: GuaranteeSubject, name: str) -> Iterator[F
     snapshot = subject.snapshots[max(subject.snapshots)]
     plan, label = subject.plan, common_label(subject.shard)
     mechanism = plan.mechanisms[name]
-    steps = plan.method.audit_hooks.steps(
-        snapshot.broadcast, subject.shard, plan.client_context(snapshot.round, plan.victim)
-    )
+    ctx = plan.client_context(snapshot.round, plan.victim)
+    steps = plan.method.audit_hooks.steps(snapshot.broadcast, subject.shard, ctx)
     if steps.untestable:
         printed = subject.statement(name, math.inf, "the paper's theorem")
         yield printed.untested_sensitivity(f"the printed theorem was not tested: {steps.untestable}")
@@ -531,9 +509,8 @@ def printed_theorem_findings(subject: GuaranteeSubject, name: str) -> Iterator[F
     generator = subject.keys.fold("search").torch()
     ipc = plan.method.audit_hooks.images_per_class()
     guests, found = search_guests(steps, law, base, unusual_records(subject.shard, label, subject.keys), ipc, generator)
-    count, claim = copies_within_theorem(
-        plan, subject.shard, base, label, law, steps.settings.iterations, subject.delta
-    )
+    taken = steps.settings.iterations
+    count, claim = copies_within_theorem(plan, subject.shard, base, label, law, taken, subject.delta)
     statement = subject.statement(name, claim.epsilon or 0.0, claim.source)
     kappa = change_along_method(plan, snapshot, subject, base, guests.x[0], label, law.batch)
     where = f"round {snapshot.round}, clip {law.mechanism.clip_norm:g}, batches of {law.batch}"
@@ -543,32 +520,25 @@ def printed_theorem_findings(subject: GuaranteeSubject, name: str) -> Iterator[F
     inside = MatchingStepLaw(law.mechanism, law.batch, min(1.0, law.batch / (count + 1)))
     few, keys, budget = min(ipc, subject.budget.images), subject.keys.fold("runs").torch(), subject.budget
     runs = run_transcripts(steps, inside, base, guests.x[0], budget.runs, few, keys)
-    given = f"{where}, {count} copies and {guests.names[0]!r} or not, T q^2 = {_steps_times_q_squared(steps.settings.iterations, inside):.2g}"
+    times = taken * inside.probability**2
+    given = f"{where}, {count} copies and {guests.names[0]!r} or not, T q^2 = {times:.2g}"
     yield from statement.likelihood_ratio_findings(runs, given, final=runs)
-
-
-def _steps_times_q_squared(steps: int, law: MatchingStepLaw) -> float:
-    return steps * law.probability**2
 
 
 def copies_within_theorem(
     plan: Plan, shard: Shard, base: Tensor, label: int, law: MatchingStepLaw, steps: int, delta: float
 ) -> tuple[int, Claim]:
-    """How many copies meet the theorem's condition T q**2 <= epsilon / 2, and the claim for them.
-
-    epsilon / 2 is ln(1/delta) / sigma**2, or the same with log10 as in a paper's table; the smaller claim is tested.
-    """
+    """How many copies meet the theorem's condition T q**2 <= epsilon / 2, and the claim for them. epsilon / 2 is
+    ln(1/delta) / sigma**2, or the same with log10 as in a paper's table; the smaller claim is tested."""
 
     def claim_at_logarithm(logarithm: float) -> tuple[int, Claim]:
         rate = math.sqrt(logarithm / steps) / law.mechanism.noise_multiplier
         count = max(law.batch, math.ceil(law.batch / rate * (1 + 1e-9)))
-        claim = smallest_claim(
-            plan.method.audit_hooks.claims(plan, [with_records(shard, copies_of_record(base, label, count))])
-        )
+        held = [with_records(shard, copies_of_record(base, label, count))]
+        claim = smallest_claim(plan.method.audit_hooks.claims(plan, held))
         if claim is None:
-            raise ValueError(
-                f"method={type(plan.method).__name__}: it runs aggregate_clip and claims no epsilon for it"
-            )
+            who = type(plan.method).__name__
+            raise ValueError(f"method={who}: it runs aggregate_clip and claims no epsilon for it")
         return count, claim
 
     natural, decimal = claim_at_logarithm(math.log(1 / delta)), claim_at_logarithm(math.log10(1 / delta))
@@ -594,10 +564,9 @@ def change_along_method(
                 units.append(heeded.released.noise_std / mechanism.noise_multiplier)
 
         ctx = recording_context(plan, snapshot.round, subject.keys.fold("t1"), keep_value, [label], forced=forced)
+        held = with_records(subject.shard, replace(copied, x=x))
         with suppress(TranscriptEnded):
-            plan.method.local(
-                snapshot.broadcast, {}, with_records(subject.shard, type(copied)(x, copied.y, copied.ids)), ctx
-            )
+            plan.method.local(snapshot.broadcast, {}, held, ctx)
         forced = forced or ctx.outputs
         runs.append(seen)
     return max(float((a - b).norm()) / u for a, b, u in zip(*runs, units))

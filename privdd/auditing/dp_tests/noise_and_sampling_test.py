@@ -10,7 +10,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import chain, pairwise
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -18,21 +18,10 @@ from torch import Tensor
 import privdd.auditing.dp_tests.randomness_statistics as law
 from attacks.types import Finding
 from privdd.auditing.coverage import covered_diagnostics, untested_diagnostics
-from privdd.auditing.dp_tests.randomness_statistics import (
-    MIN_RESIDUALS,
-    CheckOutcome,
-    batch_size_test,
-    combine_outcomes,
-    normality_test,
-    p_value_limit,
-    record_count_test,
-    same_coins_test,
-    sampling_rate_test,
-    variance_test,
-)
+from privdd.auditing.dp_tests.randomness_statistics import CheckOutcome
 from privdd.auditing.dp_tests.statement import GuaranteeSubject
 from privdd.federated.noise_log import FIRST_RESIDUALS, NoiseLog, ReleaseLog, RoundLog, SamplingLog
-from privdd.federated.simulation import ClientTask, Plan, logged_step
+from privdd.federated.simulation import ClientTask, logged_step
 from privdd.privacy.mechanisms.noise_share import share_count_of, unshared_mechanism
 
 LoggedShare = tuple[RoundLog, ReleaseLog]
@@ -40,10 +29,8 @@ SUM_ASSUMPTION = "the noise of the sum over clients is that of the shares that e
 
 
 def sum_residuals(subject: GuaranteeSubject, name: str, releases: list[LoggedShare]) -> tuple[dict[str, Tensor], str]:
-    """(which sum -> its residuals, standard normal if all shares are what they state, why one cannot be looked at).
-
-    Sums whose residuals were counted and no longer kept (``noise_log.RUN_RESIDUALS``) are left out, unless no other is there.
-    """
+    """(which sum -> its residuals, standard normal if all shares are what they state, why one cannot be looked at); sums whose
+    residuals are no longer kept (``noise_log.RUN_RESIDUALS``) are left out, unless no other is there."""
     by_sum: dict[tuple[int, str, int], dict[int, ReleaseLog]] = defaultdict(dict)
     for watch, release in releases:
         where, at = (watch.round, release.partition or ""), 0
@@ -74,15 +61,9 @@ def sum_noise_outcomes(subject: GuaranteeSubject, name: str, sums: dict[str, Ten
     everything = torch.cat(list(sums.values()))
     totals = {which: (len(one), float(one.square().sum())) for which, one in sums.items()}
     totals["all sums"] = (len(everything), float(everything.square().sum()))
-    return [
-        _outcome_of_sum(variance_test(totals)),
-        _outcome_of_sum(normality_test([everything.float()])),
-        share_count_outcome(subject, name),
-    ]
-
-
-def _outcome_of_sum(look: CheckOutcome) -> CheckOutcome:
-    return CheckOutcome(look.p, f"in the sum over clients, {look.says}")
+    looks = [law.variance_test(totals), law.normality_test([everything.float()])]
+    in_sums = [CheckOutcome(look.p, f"in the sum over clients, {look.says}") for look in looks]
+    return [*in_sums, share_count_outcome(subject, name)]
 
 
 def share_count_outcome(subject: GuaranteeSubject, name: str) -> CheckOutcome:
@@ -142,9 +123,8 @@ def noise_finding(subject: GuaranteeSubject, record: NoiseLog, name: str) -> Fin
         sums, why = sum_residuals(subject, name, releases)
     mine = [one for one in releases if one[0].audited]
     if why:
-        return _unexamined_finding(
-            subject, NOISE_TEST, name, len(mine), f"the noise of this run was not looked at: {why}", why
-        )
+        note = f"the noise of this run was not looked at: {why}"
+        return _unexamined_finding(subject, NOISE_TEST, name, len(mine), note, why)
     seen = [*noise_outcomes(subject, record, name, releases)]
     seen += sum_noise_outcomes(subject, name, sums) if sums else []
     found = law.combine_outcomes(seen)
@@ -196,9 +176,8 @@ def noise_outcomes(
     """Every test of the noise of one name."""
     mine = [one for one in releases if one[0].audited]
     seen = [one for one in releases if not one[1].missing]
-    yield law.variance_test(
-        {f"{_name_release(*one)}, {key}": sums for one in seen for key, sums in one[1].squares.items()}
-    )
+    squares = {f"{_name_release(w, r)}, {key}": sums for w, r in seen for key, sums in r.squares.items()}
+    yield law.variance_test(squares)
     yield law.variance_test(_sums_over_rounds(mine))
     yield law.variance_test(_sums_of_other_clients(seen, subject.plan.victim))
     yield law.single_number_test(_sums_by_number([watch for watch in record.rounds.values() if watch.audited], name))
@@ -208,12 +187,9 @@ def noise_outcomes(
         yield law.normality_test(some)
         yield law.maximum_test(some)
     yield law.correlation_test(_residuals_by_release(mine))
-    yield law.correlation_test(
-        {which: sample[:FIRST_RESIDUALS] for which, sample in _residuals_by_release(seen).items()}
-    )
-    yield law.autocorrelation_test(
-        {f"{_name_release(watch, r)}, release {at}": r.autocorrelation for at, (watch, r) in enumerate(mine)}
-    )
+    yield law.correlation_test({w: sample[:FIRST_RESIDUALS] for w, sample in _residuals_by_release(seen).items()})
+    repeats = {f"{_name_release(w, r)}, release {at}": r.autocorrelation for at, (w, r) in enumerate(mine)}
+    yield law.autocorrelation_test(repeats)
     yield law.shifted_reuse_test(_first_residuals(record, name), _first_residuals(record))
     yield _low_bits_outcome(mine)
     yield _magnitude_count_outcome(seen, subject.plan.victim)
@@ -228,15 +204,11 @@ def _magnitude_count_outcome(releases: list[LoggedRelease], victim: int) -> Chec
     """Residuals near zero and far from it: release by release, round by round, client by client, and all together."""
     groups: dict[str, list[int]] = {}
     for at, (watch, release) in enumerate(releases):
-        for what in (
-            f"release {at} ({_name_release(watch, release)})",
-            f"round {watch.round}",
-            f"client {watch.client}",
-            "all clients",
-        ):
+        which = f"release {at} ({_name_release(watch, release)})"
+        for what in (which, f"round {watch.round}", f"client {watch.client}", "all clients"):
             groups.setdefault(what, []).append(at)
     noted = [release for _, release in releases]
-    near, far = (torch.tensor([counts(one) for one in noted]) for counts in (lambda r: r.near, lambda r: r.far))
+    near, far = (torch.tensor(counts) for counts in ([r.near for r in noted], [r.far for r in noted]))
     return law.magnitude_count_test([r.number_count for r in noted], [r.step for r in noted], near, far, groups)
 
 
@@ -277,9 +249,8 @@ def _joint_law_outcomes(what: str, releases: list[LoggedRelease]) -> Iterator[Ch
         yield law.combine_outcomes(found)
     whole = {key: rows for key, rows in groups.items() if key.startswith(WHOLE)}
     yield law.direction_alignment_test(whole)
-    yield law.direction_alignment_test(
-        {key: rows for key, rows in groups.items() if key not in whole and rows.shape[1] >= WIDE}
-    )
+    wide = {key: rows for key, rows in groups.items() if key not in whole and rows.shape[1] >= WIDE}
+    yield law.direction_alignment_test(wide)
 
 
 def _residual_rows(releases: list[LoggedRelease]) -> dict[str, Tensor]:
@@ -321,12 +292,11 @@ def _sums_over_rounds(releases: list[LoggedRelease]) -> dict[str, tuple[int, flo
 
 def _sums_of_other_clients(releases: list[LoggedRelease], victim: int) -> dict[str, tuple[int, float]]:
     """The same for each of the other clients: one release of theirs may have too few numbers to tell."""
-    others = sorted({watch.client for watch, _ in releases} - {victim})
-    return {
-        f"client {client}, {what}": sums
-        for client in others
-        for what, sums in _sums_over_rounds([one for one in releases if one[0].client == client]).items()
-    }
+    found = {}
+    for client in sorted({watch.client for watch, _ in releases} - {victim}):
+        theirs = [one for one in releases if one[0].client == client]
+        found |= {f"client {client}, {what}": sums for what, sums in _sums_over_rounds(theirs).items()}
+    return found
 
 
 def _sums_by_number(watches: list[RoundLog], name: str) -> dict[str, tuple[int, Tensor]]:
@@ -350,11 +320,8 @@ def _sums_of_first_numbers(heads: list[Tensor]) -> dict[str, tuple[int, Tensor]]
 
 def _residuals_by_release(releases: list[LoggedRelease]) -> dict[str, Tensor]:
     """Which release -> its residuals; releases of a few numbers each are joined, client round by client round."""
-    single = {
-        f"{_name_release(watch, r)}, release {at}": r.sample
-        for at, (watch, r) in enumerate(releases)
-        if len(r.sample) >= MIN_RESIDUALS
-    }
+    named = {f"{_name_release(watch, r)}, release {at}": r.sample for at, (watch, r) in enumerate(releases)}
+    single = {which: sample for which, sample in named.items() if len(sample) >= law.MIN_RESIDUALS}
     if single:
         return single
     joined: dict[str, list[Tensor]] = {}
@@ -367,10 +334,8 @@ def _first_residuals(record: NoiseLog, name: str = "") -> dict[str, Tensor]:
     """Which release -> its residuals: the first of each mechanism, or of the one with this name, in some client rounds."""
     found: dict[str, Tensor] = {}
     watches = [watch for _, watch in sorted(record.rounds.items()) if watch.releases]
-    chosen = (
-        law.select_evenly([w for w in watches if w.audited is audited], SHIFT_TEST_ROUNDS) for audited in (True, False)
-    )
-    for watch in chain.from_iterable(chosen):
+    by_client = ([w for w in watches if w.audited is audited] for audited in (True, False))
+    for watch in (watch for of in by_client for watch in law.select_evenly(of, SHIFT_TEST_ROUNDS)):
         for of in dict.fromkeys(r.name for r in watch.releases):
             made = [r for r in watch.releases if r.name == of and len(r.sample)][:SHIFT_TEST_RELEASES]
             for at, release in enumerate(made if name in ("", of) else ()):
@@ -386,11 +351,8 @@ def _low_bits_outcome(releases: list[LoggedRelease]) -> CheckOutcome:
 
 
 def redrawn_noise_outcome(subject: GuaranteeSubject, record: NoiseLog, name: str) -> CheckOutcome:
-    """The audited client's rounds once more: noise that no public seed decides comes out another way.
-
-    That is so under any source but ``seed``; noise that comes out the same can be worked out by whoever knows
-    the seed, which is public.
-    """
+    """The audited client's rounds once more: noise that no public seed decides, under any source but ``seed``, comes out
+    another way; noise that comes out the same can be worked out by whoever knows the seed."""
     found = []
     for t, again in repeat_rounds(subject, record, name):
         watches = (record.rounds[t, subject.plan.victim], again)
@@ -405,13 +367,9 @@ def repeat_rounds(subject: GuaranteeSubject, record: NoiseLog, name: str) -> Ite
     for t, snapshot in sorted(subject.snapshots.items()):
         watch = record.rounds.get((t, subject.plan.victim))
         if watch is not None and any(r.name == name for r in watch.releases):
-            task = (t, subject.plan.victim, snapshot.broadcast, snapshot.memory, subject.shard)
-            yield t, logged_step(ClientTask(plan_without_secret(subject.plan), *task))[1]
-
-
-def plan_without_secret(plan: Plan) -> Plan:
-    """The plan as someone has it who knows the seed and not the secret."""
-    return replace(plan, keys=replace(plan.keys, secret=b"a guess"))
+            plan = replace(subject.plan, keys=replace(subject.plan.keys, secret=b"a guess"))
+            task = ClientTask(plan, t, plan.victim, snapshot.broadcast, snapshot.memory, subject.shard)
+            yield t, logged_step(task)[1]
 
 
 SAMPLING_TEST = "t0_sampling"
@@ -430,13 +388,12 @@ def sampling_finding(subject: GuaranteeSubject, record: NoiseLog, name: str) -> 
     why = why_not_examined(subject, name, logged_releases(record, name))
     again = draw_outcomes(_extra_draws(subject, name), probability, "ctx.sample")
     made = (*sampling_outcomes(watches, name, probability), *again, redrawn_coins_outcome(subject, record, name))
-    found = combine_outcomes(made)
+    found = law.combine_outcomes(made)
     draws = sum(coins.name == name for watch in watches for coins in watch.samples)
     why = why or ("" if draws else "the method does not draw by ctx.sample, so who was taken is not known")
-    if why and found.p >= p_value_limit(subject.confidence):
-        return _unexamined_finding(
-            subject, SAMPLING_TEST, name, draws, f"the sampling of this run was not looked at: {why}", why
-        )
+    if why and found.p >= law.p_value_limit(subject.confidence):
+        note = f"the sampling of this run was not looked at: {why}"
+        return _unexamined_finding(subject, SAMPLING_TEST, name, draws, note, why)
     text = f"{draws} draw(s) of the run, of {len(watches)} client round(s)"
     sound = f"coins of probability {probability:.3g}, independent of each other"
     rounds = {watch.round for watch in watches if watch.audited}
@@ -446,9 +403,8 @@ def sampling_finding(subject: GuaranteeSubject, record: NoiseLog, name: str) -> 
 def _extra_draws(subject: GuaranteeSubject, name: str) -> list[Tensor]:
     """Further draws of the sampler that the method asks, for the audited client: a run may have too few to tell."""
     plan, held = subject.plan, len(subject.shard.train)
-    contexts = (
-        replace(plan, keys=subject.keys.fold("draws", at)).client_context(0, plan.victim) for at in range(EXTRA_DRAWS)
-    )
+    drawn = (replace(plan, keys=subject.keys.fold("draws", at)) for at in range(EXTRA_DRAWS))
+    contexts = (one.client_context(0, plan.victim) for one in drawn)
     return [ctx.sample(name, held).cpu() for ctx in contexts] if name in plan.method.queries else []
 
 
@@ -462,13 +418,11 @@ def redrawn_coins_outcome(subject: GuaranteeSubject, record: NoiseLog, name: str
         pairs = zip(record.rounds[t, subject.plan.victim].samples, again.samples)
         taken = [(one.mask, other.mask) for one, other in pairs if one.name == other.name == name]
         if taken:
-            both = {
-                "the run": torch.cat([a for a, _ in taken]),
-                "whoever knows the seed": torch.cat([b for _, b in taken]),
-            }
-            look = same_coins_test(both, probability)
+            once, again_taken = (torch.cat(masks) for masks in zip(*taken))
+            both = {"the run": once, "whoever knows the seed": again_taken}
+            look = law.same_coins_test(both, probability)
             found.append((look.p, f"round {t}: tossed again, {look.says}, so the public seed decides"))
-    return combine_outcomes(found)
+    return law.combine_outcomes(found)
 
 
 def sampling_outcomes(watches: list[RoundLog], name: str, probability: float) -> Iterator[CheckOutcome]:
@@ -479,15 +433,15 @@ def sampling_outcomes(watches: list[RoundLog], name: str, probability: float) ->
     yield from _own_draw_outcomes([w for w in watches if all(c.name != name for c in w.samples)], name, probability)
     for client in sorted({watch.client for watch, _ in draws}):
         yield from draw_outcomes([c.mask for w, c in draws if w.client == client], probability, f"client {client}")
-    yield same_coins_test(_name_draws(draws), probability)
+    named = {f"round {w.round}, client {w.client}, draw {at}": c.mask for at, (w, c) in enumerate(draws)}
+    yield law.same_coins_test(named, probability)
     yield next_draw_outcome(draws, probability)
 
 
 def next_draw_outcome(draws: list[tuple[RoundLog, SamplingLog]], probability: float) -> CheckOutcome:
-    """Records that one draw of a client took, in its next draw: their coins fall as any others, if none knows of those before.
-
-    In order of time, and no more of them than there nearly always are: how many there are is up to the coins too.
-    """
+    """Records that one draw of a client took, in its next draw: their coins fall as any others, if none knows of those
+    before. In order of time, and no more of them than there nearly always are: how many there are is up to the coins
+    too."""
     masks = defaultdict[tuple[int, int], list[Tensor]](list)
     for watch, coins in draws:
         masks[watch.client, len(coins.mask)].append(coins.mask)
@@ -495,24 +449,20 @@ def next_draw_outcome(draws: list[tuple[RoundLog, SamplingLog]], probability: fl
     expected = probability * sum(len(earlier) for earlier, _ in pairs)
     again = torch.cat([torch.zeros(0, dtype=torch.bool), *(later[earlier] for earlier, later in pairs)])
     again = again[: max(0, math.floor(expected - 4 * expected**0.5))]
-    return sampling_rate_test(int(again.sum()), [len(again)], probability, "of those that the draw before took")
+    return law.sampling_rate_test(int(again.sum()), [len(again)], probability, "of those that the draw before took")
 
 
 def draw_outcomes(draws: list[Tensor], probability: float, what: str) -> Iterator[CheckOutcome]:
     """Tests of draws (n,) bool of one client: their rate, the sizes of batches, and each record's count."""
     sizes, asked = [int(taken.sum()) for taken in draws], [len(taken) for taken in draws]
-    yield sampling_rate_test(sum(sizes), asked, probability, what)
-    yield batch_size_test(sizes, asked, probability, what)
+    yield law.sampling_rate_test(sum(sizes), asked, probability, what)
+    yield law.batch_size_test(sizes, asked, probability, what)
     for size in sorted(set(asked)):
         alike = [taken for taken in draws if len(taken) == size]
         counts = torch.stack(alike).sum(0)
-        yield record_count_test(counts, len(alike), probability, what)
+        yield law.record_count_test(counts, len(alike), probability, what)
         each = "the numbers of draws that take a record"  # all alike where each is taken once in a pass over the data
-        yield batch_size_test(counts.tolist(), [len(alike)] * size, probability, what, each)
-
-
-def _name_draws(draws: list[tuple[RoundLog, SamplingLog]]) -> dict[str, Tensor]:
-    return {f"round {w.round}, client {w.client}, draw {at}": c.mask for at, (w, c) in enumerate(draws)}
+        yield law.batch_size_test(counts.tolist(), [len(alike)] * size, probability, what, each)
 
 
 def _own_draw_outcomes(watches: list[RoundLog], name: str, probability: float) -> Iterator[CheckOutcome]:
@@ -531,8 +481,8 @@ def _own_draw_outcomes(watches: list[RoundLog], name: str, probability: float) -
             sizes += passes.values()
             asked += [watch.record_count] * len(passes)
         what = f"client {client}, without ctx.sample"
-        yield sampling_rate_test(min(sum(sizes), sum(asked)), asked, probability, what)
-        yield batch_size_test(sizes, asked, probability, what)
+        yield law.sampling_rate_test(min(sum(sizes), sum(asked)), asked, probability, what)
+        yield law.batch_size_test(sizes, asked, probability, what)
 
 
 def _discarded_draw_outcome(watches: list[RoundLog], name: str) -> CheckOutcome:
@@ -541,9 +491,8 @@ def _discarded_draw_outcome(watches: list[RoundLog], name: str) -> CheckOutcome:
         draws = [coins.releases_before for coins in watch.samples if coins.name == name]
         for before, after in pairwise(draws):
             if not any(release.name == name for release in watch.releases[before:after]):
-                return CheckOutcome(
-                    0.0, f"round {watch.round}, client {watch.client}: a draw is thrown away and made again"
-                )
+                where = f"round {watch.round}, client {watch.client}"
+                return CheckOutcome(0.0, f"{where}: a draw is thrown away and made again")
     return CheckOutcome(1.0)
 
 

@@ -44,21 +44,19 @@ def interference_findings(subject: GuaranteeSubject) -> Iterator[Finding]:
         break
     note += "".join(f"; for {one.with_other} the method stops: {one.says}" for one in broken)
     ran = len(broken) < len(sets)
-    diagnostics |= (
-        covered_diagnostics(INTERFERENCE_TEST, looks.kept)
-        if ran
-        else untested_diagnostics(INTERFERENCE_TEST, note if sets else "the client holds one record")
-    )
+    if ran:
+        diagnostics |= covered_diagnostics(INTERFERENCE_TEST, looks.kept)
+    else:
+        why = note if sets else "the client holds one record"
+        diagnostics |= untested_diagnostics(INTERFERENCE_TEST, why)
     found = subject.run_finding(INTERFERENCE_TEST, names[-1], len(sets) - len(broken), note, diagnostics)
     yield found.with_measures(signal=", ".join(names))
 
 
 def other_data_sets(subject: GuaranteeSubject) -> dict[str, Shard]:
-    """Other data that the client might hold, in words: as far from its own as the neighbouring relation can lead.
-
-    The relation fixes what is public: under replace how many records there are; under zero_out that, and their labels, so
-    records that are not there are zeroed out. Of whole clients nothing is public.
-    """
+    """Other data that the client might hold, in words: as far from its own as the neighbouring relation can lead. The
+    relation fixes what is public: under replace how many records there are; under zero_out that, and their labels, so
+    records that are not there are zeroed out. Of whole clients nothing is public."""
     shard, own = subject.shard, subject.shard.train
     if len(own) < 2:
         return {}
@@ -66,11 +64,8 @@ def other_data_sets(subject: GuaranteeSubject) -> dict[str, Shard]:
     easy, hard = extreme_records(subject, relation)
     if relation == "replace":
         turned = replace(own, x=1 - own.x, y=(own.y + 1) % shard.classes)
-        made = {
-            "copies of an easy record": _copies(easy, own),
-            "copies of a hard one": _copies(hard, own),
-            "others": turned,
-        }
+        of_easy, of_hard = _copies(easy, own), _copies(hard, own)
+        made = {"copies of an easy record": of_easy, "copies of a hard one": of_hard, "others": turned}
         return {says: shard.with_train(records) for says, records in made.items()}
     left = len(own) - len(own) // 3
     few = own.take(range(left - (left % 2 == 0), len(own)))  # an odd number where the client has an even one

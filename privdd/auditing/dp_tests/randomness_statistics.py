@@ -46,8 +46,8 @@ LEVEL_SHARE = 0.1  # of a test's share of the error: a fault of noise or samplin
 
 
 def p_value_limit(confidence: float) -> float:
-    """The p-value below which a run's own noise or sampling is refuted: a healthy run is accused ten times less often
-    than the share of the test would let it be. confidence: of one test, in (0, 1)."""
+    """The p-value below which a run's own noise or sampling is refuted: ``LEVEL_SHARE`` of the share of one test, which is at
+    ``confidence`` in (0, 1), by itself: a healthy run is accused ten times less often than the share allows."""
     return LEVEL_SHARE * (1 - confidence)
 
 
@@ -62,10 +62,10 @@ def variance_test(sums: Mapping[str, tuple[int, float]]) -> CheckOutcome:
     """Is the noise of any of these smaller than stated? sums: what -> (numbers, sum of squared residuals)."""
     named = [(what, n, total) for what, (n, total) in sums.items() if n]
     ps = stats.chi2.cdf([total for *_, total in named], [n for _, n, _ in named]) if named else []
-    return combine_outcomes(
-        (p, f"the noise of {what} is {(total / n) ** 0.5:.3g} times what is stated")
-        for p, (what, n, total) in zip(ps, named)
-    )
+    found = []
+    for p, (what, n, total) in zip(ps, named):
+        found.append((p, f"the noise of {what} is {(total / n) ** 0.5:.3g} times what is stated"))
+    return combine_outcomes(found)
 
 
 def single_number_test(columns: Mapping[str, tuple[int, Tensor]]) -> CheckOutcome:
@@ -102,8 +102,7 @@ def maximum_test(samples: Sequence[Tensor]) -> CheckOutcome:
 
 def correlation_test(samples: Mapping[str, Tensor]) -> CheckOutcome:
     """Do any two of these releases share noise? samples: which release -> residuals at the same places in each."""
-    names = [name for name, sample in samples.items() if len(sample) >= 2]
-    names = select_evenly(names, MAX_COMPARED_RELEASES)
+    names = select_evenly([name for name, sample in samples.items() if len(sample) >= 2], MAX_COMPARED_RELEASES)
     if len(names) < 2:
         return CheckOutcome(1.0)
     width = min(len(samples[name]) for name in names)
@@ -122,14 +121,14 @@ def shifted_reuse_test(own: Mapping[str, Tensor], all_: Mapping[str, Tensor]) ->
     """Does noise of these releases come back in any release, its own too, at another place, backwards or with other signs?
 
     own, all_: which release -> residuals in the order in which they were drawn. Shares of a stream that do not start at
-    the same draw, or are used for draws of other shapes (sizes and signs are drawn apart), look independent place by
-    place: every shift is tried, by Fourier transform, of the residuals and of their sizes.
+    the same draw, or are used for draws of other shapes, look independent place by place: every shift is tried, by Fourier
+    transform, of the residuals and of their sizes (which are drawn apart from the signs).
     """
     mine, names = ([n for n, s in some.items() if len(s) >= MIN_OVERLAP] for some in (own, all_))
     if not mine:
         return CheckOutcome(1.0)
     best, tried = (0.0, 0.0, MIN_OVERLAP, ""), 0
-    for change in (_keep_residuals, _normal_sizes):
+    for change in (Tensor.double, _normal_sizes):
         other = _FourierParts.from_samples([change(all_[name][:SHIFT_LENGTH]) for name in names])
         for name, backwards in product(mine, (False, True)):
             head = change(all_[name][:SHIFT_LENGTH])
@@ -143,10 +142,6 @@ def shifted_reuse_test(own: Mapping[str, Tensor], all_: Mapping[str, Tensor]) ->
                 best = float(log_p.flatten()[at]), min(1.0, r), int(width.flatten()[at]), says
     p = min(1.0, _correlation_p_value(best[1], best[2]) * tried)
     return CheckOutcome(p, best[3]) if best[3] else CheckOutcome(1.0)
-
-
-def _keep_residuals(residuals: Tensor) -> Tensor:
-    return residuals
 
 
 def _normal_sizes(residuals: Tensor) -> Tensor:
@@ -188,11 +183,10 @@ def select_evenly(names: list[T], most: int) -> list[T]:
 def autocorrelation_test(found: Mapping[str, tuple[int, float, int]]) -> CheckOutcome:
     """Does any release repeat its own noise? found: which -> (numbers compared, correlation, shifts tried)."""
     says = "the noise of {} repeats itself (correlation {:.3g})"
-    return combine_outcomes(
-        (min(1.0, _correlation_p_value(r, width) * shifts), says.format(which, r))
-        for which, (width, r, shifts) in found.items()
-        if shifts
-    )
+    found_p = [
+        (min(1.0, _correlation_p_value(r, w) * shifts), which, r) for which, (w, r, shifts) in found.items() if shifts
+    ]
+    return combine_outcomes((p, says.format(which, r)) for p, which, r in found_p)
 
 
 def same_noise_test(first: Tensor, second: Tensor, says: str) -> CheckOutcome:
@@ -217,10 +211,8 @@ def magnitude_count_test(
     if not groups:
         return CheckOutcome(1.0)
     count, step = np.asarray(numbers, float), np.asarray(steps, float)
-    rows = [
-        (int(count[at].sum()), float(step[at].max()), near[at].sum(0), far[at].sum(0))
-        for at in map(list, groups.values())
-    ]
+    places = [list(at) for at in groups.values()]
+    rows = [(int(count[at].sum()), float(step[at].max()), near[at].sum(0), far[at].sum(0)) for at in places]
     total = np.array([row[0] for row in rows])[:, None]
     room = 0.65 * np.array([row[1] for row in rows])[:, None]  # a lattice point's share on each side, at most
     inside, beyond = (torch.stack([row[i] for row in rows]).numpy() for i in (2, 3))  # type: ignore[misc]
@@ -230,10 +222,12 @@ def magnitude_count_test(
     row, at = np.unravel_index(int(ps.argmin()), ps.shape)
     which = list(groups)[row]
     if at < len(NEAR_BOUNDS):
-        much = f"{inside[row, at]} of {total[row, 0]} noise values are "
-        says = much + (f"within {NEAR_BOUNDS[at]:.2g} standard deviations of zero" if at else "exactly zero")
+        where = f"within {NEAR_BOUNDS[at]:.2g} standard deviations of zero" if at else "exactly zero"
+        says = f"{inside[row, at]} of {total[row, 0]} noise values are {where}"
     else:
-        says = f"only {beyond[row, at - len(NEAR_BOUNDS)]} of {total[row, 0]} noise values are above {FAR_BOUNDS[at - len(NEAR_BOUNDS)]} standard deviations"
+        bound = at - len(NEAR_BOUNDS)
+        above = f"above {FAR_BOUNDS[bound]} standard deviations"
+        says = f"only {beyond[row, bound]} of {total[row, 0]} noise values are {above}"
     return CheckOutcome(min(1.0, float(ps.min()) * ps.size), f"{which}: {says}")
 
 
@@ -262,23 +256,26 @@ def tie_test(
     share: float = 1.0,
 ) -> CheckOutcome:
     """Are more residuals equal, or opposite, than the lattice makes them: in a release, in two, or in all together?
-
-    samples: of releases, or what ``chosen_sizes`` chose with ``share`` or more out of so many ``numbers``; own: those that
-    are asked about. Of very many residuals, those of some sizes are compared.
-    """
+    samples: of releases, or what ``chosen_sizes`` chose with ``share`` or more out of so many ``numbers``; own: those
+    that are asked about. Of very many residuals, those of some sizes are compared."""
     sizes = np.array(numbers if numbers is not None else [len(sample) for sample in samples], float)
     if sizes.sum() < 2:
         return CheckOutcome(1.0)
     step = np.asarray(steps, float)
     share = min(share, EXPECTED_TIES / max(1.0, _expected_ties(sizes, step)))
     chosen = [chosen_sizes(sample, share).numpy() for sample in samples]
-    which, values = np.repeat(np.arange(len(chosen)), [len(some) for some in chosen]), np.concatenate(chosen)
-    order = np.argsort(values, kind="stable")
-    values, which = values[order], which[order]
+    values, which = _sorted_values(chosen)
     mine = np.asarray(own, bool)
     everywhere = _tie_outcome(_equal_pairs(values, which), sizes, step, share, names, mine, "equal or opposite")
     large = _large_tie_outcome(values[mine[which]], float(step[mine].max(initial=0.0)) / share)
     return combine_outcomes([everywhere, large])
+
+
+def _sorted_values(samples: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """(all values in order, which sample each is of)."""
+    values, which = np.concatenate(samples), np.repeat(np.arange(len(samples)), [len(sample) for sample in samples])
+    order = np.argsort(values, kind="stable")
+    return values[order], which[order]
 
 
 def _large_tie_outcome(values: np.ndarray, step: float) -> CheckOutcome:
@@ -288,8 +285,8 @@ def _large_tie_outcome(values: np.ndarray, step: float) -> CheckOutcome:
         counts = np.unique(values[values > bound], return_counts=True)[1].astype(float)
         chance = step * float(special.erfc(bound) / (2 * stats.norm.sf(bound)) ** 2) / np.sqrt(np.pi)
         pairs, expected = float((counts * (counts - 1) / 2).sum()), chance * float(counts.sum()) ** 2 / 2
-        says = f"{pairs:.0f} pairs of noise values above {bound} standard deviations are equal or opposite, {expected:.3g} are expected"
-        found.append((float(stats.poisson.sf(pairs - 1, expected)), says))
+        said = f"above {bound} standard deviations are equal or opposite, {expected:.3g} are expected"
+        found.append((float(stats.poisson.sf(pairs - 1, expected)), f"{pairs:.0f} pairs of noise values {said}"))
     return combine_outcomes(found)
 
 
@@ -302,10 +299,7 @@ def near_tie_test(
     sizes, step = np.array([len(sample) for sample in some], float), np.asarray(steps, float)
     if sizes.sum() < 2:
         return CheckOutcome(1.0)
-    values = np.abs(np.concatenate([sample.numpy() for sample in some]).astype(float))
-    which = np.repeat(np.arange(len(some)), sizes.astype(int))
-    order = np.argsort(values, kind="stable")
-    values, which = values[order], which[order]
+    values, which = _sorted_values([np.abs(sample.numpy().astype(float)) for sample in some])
     # of a lattice finer than said up to 2.8 times as many pairs as of a lattice of this step are so close
     pairs = _close_pairs(values, which, step)
     return _tie_outcome(pairs, sizes, 3 * step, 1.0, names, np.asarray(own, bool), "equal or opposite up to rounding")
@@ -327,7 +321,7 @@ def _equal_pairs(values: np.ndarray, which: np.ndarray) -> tuple[np.ndarray, np.
         found += len(at)
         if not len(at) or found > 8 * EXPECTED_TIES:
             break
-    return _order_pairs(np.concatenate(pairs, 1))
+    return _ordered_pairs(pairs)
 
 
 def _close_pairs(values: np.ndarray, which: np.ndarray, step: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -338,11 +332,12 @@ def _close_pairs(values: np.ndarray, which: np.ndarray, step: np.ndarray) -> tup
             break
         at = np.flatnonzero((gaps <= 0.45 * (step[which[lag:]] + step[which[:-lag]])) & (values[:-lag] > reach))
         pairs.append(np.stack([which[at], which[at + lag]]))
-    return _order_pairs(np.concatenate(pairs, 1))
+    return _ordered_pairs(pairs)
 
 
-def _order_pairs(pairs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    return pairs.min(0), pairs.max(0)
+def _ordered_pairs(pairs: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    whole = np.concatenate(pairs, 1)
+    return whole.min(0), whole.max(0)
 
 
 def _tie_outcome(
@@ -388,9 +383,7 @@ def _more_pairs(counts: np.ndarray, mean: np.ndarray, more: np.ndarray) -> np.nd
 
 def conditional_variance_test(rows: Tensor, what: str) -> CheckOutcome:
     """Does any release (R, n) have less noise than stated beside those before it, or any number beside those before it?
-
-    What independent normal rows leave outside the span of those before them is chi-square of n, n - 1, ... degrees.
-    """
+    What independent normal rows leave outside the span of those before them is chi-square of n, n - 1, ... degrees."""
     tall = rows.T if len(rows) <= rows.shape[1] else rows
     if min(tall.shape) < 2:
         return CheckOutcome(1.0)
@@ -429,16 +422,15 @@ def block_variance_test(power: Tensor, degrees: int, what: str) -> CheckOutcome:
     times = np.r_[np.ones(len(power)), len(power)][:, None]
     width = size
     while width >= 1 and size:
-        if width * degrees >= 8:
-            sums = both[:, : size // width * width].reshape(len(both), -1, width).sum(2).numpy()
-            found.append((stats.chi2.cdf(sums, times * width * degrees), width, sums))
-        elif width * degrees * len(power) >= 8 and len(power) > 1:
-            sums = both[-1:, : size // width * width].reshape(1, -1, width).sum(2).numpy()
-            found.append((stats.chi2.cdf(sums, len(power) * width * degrees), width, sums))
+        few = width * degrees < 8  # then of all releases together alone, where that is enough
+        if not few or (len(power) > 1 and width * degrees * len(power) >= 8):
+            rows, of = (both[-1:], times[-1:]) if few else (both, times)
+            sums = rows[:, : size // width * width].reshape(len(rows), -1, width).sum(2).numpy()
+            found.append((stats.chi2.cdf(sums, of * width * degrees), width))
         width //= 2
     if not found:
         return CheckOutcome(1.0)
-    ps, width, _ = min(found, key=lambda one: float(one[0].min()))
+    ps, width = min(found, key=lambda one: float(one[0].min()))
     tried = sum(one[0].size for one in found)
     return CheckOutcome(
         min(1.0, float(ps.min()) * tried), f"{what}: {width} neighbours together have less noise than stated"
@@ -485,10 +477,8 @@ def batch_size_test(
     sizes: Sequence[int], asked: Sequence[int], probability: float, what: str, of: str = "batch sizes"
 ) -> CheckOutcome:
     """Do the sizes of batches vary as independent coins make them vary? of: what the sizes are of, if not of batches.
-
-    The sum of squared standard scores, by a gamma law with its exact mean and variance: good in the tails
-    where the expected batch is not tiny, so draws with a variance below 1 are left out.
-    """
+    The sum of squared standard scores, by a gamma law with its exact mean and variance: good in the tails where the
+    expected batch is not tiny, so draws with a variance below 1 are left out."""
     n, m = np.asarray(asked, float), np.asarray(sizes, float)
     variance = n * probability * (1 - probability)
     keep = variance >= 1
@@ -509,10 +499,8 @@ def record_count_test(counts: Tensor, draws: int, probability: float, what: str)
     high, low = int(counts.max()), int(counts.min())
     over = len(counts) * float(chance_of_at_least(high, draws, probability))
     under = len(counts) * float(chance_of_at_most(low, draws, probability))
-    found = ((over, high), (under, low))
-    return combine_outcomes(
-        (min(1.0, p), f"{what}: one record is taken in {count} of {draws} draws") for p, count in found
-    )
+    says = f"{what}: one record is taken in {{}} of {draws} draws"
+    return combine_outcomes((min(1.0, p), says.format(count)) for p, count in ((over, high), (under, low)))
 
 
 def same_coins_test(draws: Mapping[str, Tensor], probability: float) -> CheckOutcome:

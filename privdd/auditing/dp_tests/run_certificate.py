@@ -395,10 +395,8 @@ def run_in_lockstep(
     local: Callable[[Mapping[str, Tensors]], Any], broadcast: Mapping[str, Tensors], player: ScriptPlayer
 ) -> None:
     """Run ``local`` on what was sent, for every script of ``player``, until it ends or ``RoundPlayed`` is raised.
-
     ``vmap`` runs the code on the states of all runs at a time; mechanisms answer one by one. Code that branches on what
-    it computed raises RuntimeError: it is played run by run.
-    """
+    it computed raises RuntimeError: it is played run by run."""
     runs = len(player.scripts)
     wide = {g: {n: t.expand(runs, *t.shape) for n, t in group.items()} for g, group in broadcast.items()}
 
@@ -447,10 +445,8 @@ class WholeRunReplay:
         return kept[max((t for t in alike if t <= round), default=alike[0])]
 
     def play_run(self, script: RunScript, rounds: Sequence[int] | None = None, *, few: int = 0) -> dict[int, int]:
-        """Play the rounds (all) under a script -> releases of queries made in each; few: only so many a round.
-
-        Raises ``NoiseNotPrescribed`` where runs cannot be played side by side or noise cannot be dealt.
-        """
+        """Play the rounds (all) under a script -> releases of queries made in each; few: only so many a round. Raises
+        ``NoiseNotPrescribed`` where runs cannot be played side by side or noise cannot be dealt."""
         made = {}
         for round in self.releases_by_round if rounds is None else rounds:
             outward = self._noised_uploads(round)
@@ -508,9 +504,7 @@ class WholeRunReplay:
 
     def _release_upload(self, script: RunScript, name: str, value: Tensors) -> None:
         """One upload through its mechanism: rows of one record each, the others' zeroed out as the relation says.
-
-        Raises NoiseNotPrescribed for an upload that is not one row a record: it tells of the client as a whole.
-        """
+        Raises NoiseNotPrescribed for an upload that is not one row a record: it tells of the client as a whole."""
         if any(t.ndim == 0 or len(t) != len(self.hosts) for t in value.values()):
             raise NoiseNotPrescribed(f"{name} is not one row for each record")
         mechanism = self.subject.plan.channel.mechanisms[name]
@@ -568,10 +562,8 @@ ASSUMPTIONS = (
 
 
 def certificate_findings(subject: GuaranteeSubject) -> Iterator[Finding]:
-    """One finding for the run, or one that says why it could not be tested; nothing where nothing is protected.
-
-    Of a client's several uploads one is played, and another finding says that the others were not.
-    """
+    """One finding for the run, or one that says why it could not be tested; nothing where nothing is protected. Of a
+    client's several uploads one is played, and another finding says that the others were not."""
     names = [name for name in subject.plan.mechanisms if subject.has_finite_epsilon(name)]
     unit = subject.ledger.unit
     played = names[:1] if unit == "client" else names

@@ -51,21 +51,17 @@ class GuaranteeTest:
 
 
 def guarantee_findings(run: Any, confidence: float) -> Iterator[Finding]:
-    """T0 to T3 for every mechanism of the run that states a finite epsilon, one test after the other.
-
-    Arguments as of ``guarantee_subject``. Nothing is yielded for a run without mechanisms. Raises what a method raises on
-    crafted records: a test that cannot run has not been passed.
-    """
+    """T0 to T3 for every mechanism of the run that states a finite epsilon, one test after the other. Arguments as of
+    ``guarantee_subject``. Raises what a method raises on crafted records: a test that cannot run has not been
+    passed."""
     subject = guarantee_subject(run, confidence)
     rest = (finding for test in guarantee_tests(subject) for finding in test.iterate_findings())
     yield from without_single_ratios(subject, chain(run_log_tests(subject, run.record), rest))
 
 
 def guarantee_subject(run: Any, confidence: float) -> GuaranteeSubject:
-    """The finished run as the tests see it.
-
-    run: ``privdd.auditing.views.FinishedRun``; confidence: of each bound (its share of the run's error budget).
-    """
+    """The finished run (``privdd.auditing.views.FinishedRun``) as the tests see it. confidence: of each bound (its share of the
+    run's error budget)."""
     privacy, budget = run.experiment.privacy, run.experiment.audit_settings.guarantee
     keys = run.plan.keys.fold("audit", "guarantee")
     ran = (run.plan, run.shard, run.progress.snapshots, run.progress.ledger)

@@ -66,21 +66,16 @@ REDRAWN_COINS = (0, 1, -1)  # coins of a draw that are tossed again, one at a ti
 
 @dataclass
 class PresenceEffect:
-    """What a guest's presence changed for one query, in units.
-
-    total: the most that the value before noise moved; moved: summed change of the other records' contributions.
-    """
+    """What a guest's presence changed for one query, in units. total: the most that the value before noise moved; moved:
+    summed change of the other records' contributions."""
 
     total: float = 0.0
     moved: float = 0.0
 
 
 def change_of_others(before: Sequence[Tensor], after: Sequence[Tensor]) -> float:
-    """Summed change of the other records' contributions, in units; 0 up to float rounding.
-
-    A record that is there in one case only may stand anywhere: each contribution is compared with the one that is
-    its own in the cheapest matching of all, so that the true change is never less than this.
-    """
+    """Summed change of the other records' contributions, in units; 0 up to float rounding. A record that is there in one case
+    only may stand anywhere, so contributions are compared in their cheapest matching: the true change is never less."""
     worst = max((float(match_rows(a, b)[2].sum()) for a, b in zip(before, after) if len(a) and len(b)), default=0.0)
     return worst if worst > ROUNDING_TOLERANCE * max((len(a) for a in before), default=1) else 0.0
 
@@ -137,11 +132,11 @@ def measure_presence(
 ) -> tuple[dict[str, PresenceEffect], str]:
     """(query -> what presence changed, what else changed in words) in one round of the audited client.
 
-    Each guest joins the client's own records alone; then the first joins ``base``, a few of them, as the size
-    of what each record does may depend on their number; then own records leave. calls: query -> releases of one round that
-    are enough to be seen. A record of another class that looks like the client's first is among those that join, and stays when
-    that one leaves: what is left out as a near copy depends on which others there are. Last, a few records are looked
-    at apart from the others. brief: only one pair of each kind.
+    Each guest joins the client's own records alone; then the first joins ``base``, a few of them, as the size of what each
+    record does may depend on their number; then own records leave. A record of another class that looks like the client's
+    first is among those that join, and stays when that one leaves: what is left out as a near copy depends on which others
+    there are. Last, a few records are looked at apart from the others. calls: query -> releases of one round that are enough
+    to be seen; brief: only one pair of each kind.
     """
     look, plan, shard, out = _PresenceTrial(examined), examined.plan, examined.shard, None
     twin = near_copy(shard)
@@ -189,8 +184,8 @@ class _PresenceTrial:
         return out
 
     def compare_parts(self, limit: Mapping[str, int], guests: Records) -> None:
-        """A few records and the others must contribute apart what they contribute together, in any order. Where they do not, some
-        record on the way from the few to all changes what others contribute: that pair is looked for, and compared.
+        """A few records and the others must contribute apart what they contribute together, in any order. Else some record on
+        the way from the few to all changes what others contribute: that pair is looked for, and compared.
 
         The few are the guests, the first of which is an outlier in its class, and some of the near copies that make it one, so that
         decisions by how many records there are, or by how far one is from the others, fall otherwise where they are alone.
@@ -226,11 +221,9 @@ class _PresenceTrial:
         return any(_largest_change(sums, apart[name]) > ROUNDING_UNITS for name, sums in together.items())
 
     def compare_sampled_half(self, limit: Mapping[str, int], out: ForcedRun) -> None:
-        """Half of the records are drawn: the releases must be those of a client that holds this half and draws all.
-
-        Where they are not, or other numbers of records are drawn from than the client has, the records may stand in
-        another order: then what each draw brings in is looked at (``_follows_draws``).
-        """
+        """Half of the records are drawn: the releases must be those of a client that holds this half and draws all. Else, or
+        where other numbers of records are drawn from than the client has, they may stand in another order: then what each
+        draw brings in is looked at (``_follows_draws``)."""
         shard, asked = self.examined.shard, set[int]()
         whole, mechanisms = shard.train, self.examined.plan.mechanisms
         sampled = [name for name in limit if float(mechanisms[name].sampling_probability) < 1]
@@ -242,10 +235,9 @@ class _PresenceTrial:
 
         if not sampled:
             return
-        run, some = self.examined.run_forced, with_records(shard, whole.take(half))
-        alone = run(some, SeenContributions(limit), None)
-        everyone = with_records(shard, whole)
-        heeded = run(everyone, SeenContributions(limit), alone.outputs, drawn=draw_half)
+        run = self.examined.run_forced
+        alone = run(with_records(shard, whole.take(half)), SeenContributions(limit), None)
+        heeded = run(with_records(shard, whole), SeenContributions(limit), alone.outputs, drawn=draw_half)
         for name in sampled:
             gap = _largest_change(alone.seen.totals.get(name, []), heeded.seen.totals.get(name, []))
             if (gap > ROUNDING_UNITS or asked != {len(half)}) and not self._follows_draws(name, limit, out):
@@ -302,9 +294,8 @@ class _PresenceTrial:
             shard = with_records(self.examined.shard, self.examined.shard.train.take(some))
             run = self.examined.run_forced(shard, SeenContributions({name: release + 1}), out.outputs)
             seen = run.seen.marks.get(name, [])
-            there = len(seen) > release and bool(
-                equal_fingerprints(seen[release], target.expand_as(seen[release])).any()
-            )
+            marks = seen[release] if len(seen) > release else target[:0]
+            there = len(seen) > release and bool(equal_fingerprints(marks, target.expand_as(marks)).any())
             own = some if there else own[len(some) :]
         return own
 
@@ -358,9 +349,8 @@ def _crowd_around(shard: Shard, outlier: Records) -> Records:
 def pair_with_guest(plan: Plan, shard: Shard, records: Records, guest: Records) -> tuple[Shard, Shard]:
     """(guest absent, guest present); under zero_out an absent one is zeroed out and keeps its label."""
     first = int(records.ids.max()) + 1 if len(records) else 0
-    named = Records(
-        guest.x.to(records.x), guest.y.to(records.y), torch.arange(first, first + len(guest)).to(records.ids)
-    )
+    ids = torch.arange(first, first + len(guest)).to(records.ids)
+    named = Records(guest.x.to(records.x), guest.y.to(records.y), ids)
     inside = with_records(shard, Records.concat([records, named]))
     out = with_records(shard, records)
     if plan.relation == "zero_out":
@@ -379,10 +369,9 @@ def _list_differences(plan: Plan, out: Upload, inside: Upload) -> Iterator[str]:
     for name in sorted({*out, *inside}):
         sides = out.get(name), inside.get(name)
         if name in plan.mechanisms:
-            if (
-                plan.relation == "add_remove"
-                and len({_form_of_release(plan, name, side.value) for side in sides if side}) > 1
-            ):
+            mechanism, is_secret = plan.mechanisms[name], plan.relation == "add_remove"
+            forms = {message_form(mechanism(side.value, ZERO_NOISE).value) for side in sides if side and is_secret}
+            if len(forms) > 1:
                 yield f"the size of {name!r} tells how many records there are"
             continue
         free = [side is not None and (side.private or bool(side.public)) for side in sides]
@@ -390,10 +379,6 @@ def _list_differences(plan: Plan, out: Upload, inside: Upload) -> Iterator[str]:
             yield f"whether {name!r} is sent, or is private, depends on the records"
         elif all(free) and sides[0] and sides[1] and not _is_identical(sides[0].value, sides[1].value):
             yield f"{name!r} is sent as post-processing and depends on the records in another way"
-
-
-def _form_of_release(plan: Plan, name: str, value: Tensors) -> str:
-    return str(message_form(plan.mechanisms[name](value, ZERO_NOISE).value))
 
 
 def _is_identical(a: Tensors, b: Tensors) -> bool:
@@ -474,10 +459,8 @@ class SensitivityTally:
 
 def guests_in_partition(guests: Canaries, partition: str | None) -> list[int]:
     """Which guests are in a partition, in order."""
-    if partition is None:
-        return list(range(len(guests)))
-    label = int(partition.removeprefix("label:"))
-    return [j for j, y in enumerate(guests.y.tolist()) if y == label]
+    label = None if partition is None else int(partition.removeprefix("label:"))
+    return [j for j, y in enumerate(guests.y.tolist()) if label in (None, y)]
 
 
 @dataclass
@@ -532,7 +515,8 @@ class SensitivityExaminer:
             if i < len(weighed):
                 tally.sizes[guest] = weighed[i]
             if self.keep.get(heeded.name) == guest:
-                tally.kept.append(_guest_row(heeded, i))
+                at_row = count_records(heeded.rows) - heeded.guests + i
+                tally.kept.append(take_records(heeded.rows, [at_row]))  # a list: a copy
         if len(changes) > 1:
             stacked = torch.stack(changes)
             tally.pairs = max(tally.pairs, float(torch.cdist(stacked, stacked).max()))
@@ -571,11 +555,6 @@ def _with_guest(heeded: RecordedRelease, guest: int, times: float = 1.0) -> Tens
     return rows if times == 1 else scale_records(rows, torch.tensor([*[1.0] * base, times]))
 
 
-def _guest_row(heeded: RecordedRelease, guest: int) -> Tensors:
-    """One guest's row."""
-    return take_records(heeded.rows, [count_records(heeded.rows) - heeded.guests + guest])  # a list: a copy
-
-
 def measure_sensitivity(
     examined: ExaminedRound, base: Records, guests: Canaries, labels: Sequence[int], brief: bool = False
 ) -> dict[str, SensitivityTally]:
@@ -602,9 +581,8 @@ def measure_sensitivity(
             leak = COUNT_DEPENDS
         leak = COUNT_DEPENDS if forced is not None and len(ctx.outputs) < len(forced) else leak
         forced = ctx.outputs
-        second.keep = {
-            name: tally.worst_guest("add_remove")[1] for name, tally in first.tallies.items() if tally.changes
-        }
+        seen = {name: tally for name, tally in first.tallies.items() if tally.changes}
+        second.keep = {name: tally.worst_guest("add_remove")[1] for name, tally in seen.items()}
     for name, tally in second.tallies.items():
         tally.keeps = second.keep.get(name, 0)
         tally.moved = change_of_others(tally.others, first.tallies[name].others)
@@ -623,11 +601,8 @@ def measure_other_clients(
     tallies: Mapping[str, SensitivityTally],
 ) -> list[int]:
     """Whether other clients than the audited one clip alike -> the clients that were looked at; what moves more goes into
-    ``tallies``.
-
-    Each makes its first releases of every query and cell with the audited client's data in place of its own: what it does
-    by its number shows, what it does by its own data does not.
-    """
+    ``tallies``. Each makes its first releases of every query and cell with the audited client's data in place of its own:
+    what it does by its number shows, what it does by its own data does not."""
     plan, snapshot = examined.plan, examined.snapshot
     others = [client for client in range(plan.problem.clients) if client != plan.victim][:MAX_OTHER_CLIENTS]
     enough = {n: len(t.calls) * min(RELEASES_OF_OTHERS, max(t.calls.values())) for n, t in tallies.items()}

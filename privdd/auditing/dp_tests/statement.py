@@ -12,7 +12,7 @@ import dp_accounting as dpa
 import numpy as np
 from torch import Tensor
 
-from attacks.certificates import LikelihoodRatioCertificate, bound_from_runs, likelihood_ratio_certificate
+from attacks.certificates import bound_from_runs, likelihood_ratio_certificate
 from attacks.epsilon import Curve, curve_test, most_testable_point
 from attacks.statistics import shared_confidence
 from attacks.types import Adversary, Family, Finding, Surface
@@ -126,22 +126,16 @@ class GuaranteeSubject:
 
     def plan_with_few_images(self) -> Plan:
         """The plan with as few synthetic images per class as the guarantee settings say."""
-        method = self.plan.method
-        return replace(
-            self.plan,
-            method=method.audit_hooks.with_images_per_class(
-                min(method.audit_hooks.images_per_class(), self.budget.images)
-            ),
-        )
+        hooks = self.plan.method.audit_hooks
+        few = min(hooks.images_per_class(), self.budget.images)
+        return replace(self.plan, method=hooks.with_images_per_class(few))
 
 
 @dataclass(frozen=True)
 class Statement:
-    """A claim to be tested: an epsilon, who states it, and the surface where the tested release ends up.
-
-    name: the query or upload whose mechanism is tested, which tells apart findings on one surface;
-    unit: what is in or out, a record or a client.
-    """
+    """A claim to be tested: an epsilon, who states it, and the surface where the tested release ends up. name: the
+    query or upload whose mechanism is tested, which tells apart findings on one surface; unit: what is in or out, a
+    record or a client."""
 
     subject: GuaranteeSubject
     surface: Surface
@@ -190,8 +184,7 @@ class Statement:
         self, epsilon: float, runs: int, kappas: np.ndarray, trusts: Sequence[str], what: str
     ) -> Finding:
         """T2's row for the run as a whole; kappas (runs, T): what one record moves each release by, in units."""
-        energy = float(np.square(kappas).mean())
-        most = float(kappas.max())
+        energy, most = float(np.square(kappas).mean()), float(kappas.max())
         kappa = {"min": float(kappas.min()), "mean": float(kappas.mean()), "energy": energy}
         played = f"{runs} runs of all {kappas.shape[1]} releases with {what}; kappa^2 is {energy:.4g} on average"
         certificate = {"tier": "T2", "trusts": list(trusts), "runs": runs, "kappa": kappa}
@@ -244,10 +237,8 @@ class Statement:
     def _certified_bound(self, found: RatioTranscripts) -> float:
         """T2's bound in both orders of the pair, each at half of the error probability."""
         each = shared_confidence(self.subject.confidence, 2)
-        orders: tuple[Tensor, Tensor] = (found.ratios[: found.run_count], -found.ratios[found.run_count :])
-        made: list[LikelihoodRatioCertificate] = [
-            likelihood_ratio_certificate(r, k=ORDER_STATISTIC, confidence=each) for r in orders
-        ]
+        orders = (found.ratios[: found.run_count], -found.ratios[found.run_count :])
+        made = [likelihood_ratio_certificate(r, k=ORDER_STATISTIC, confidence=each) for r in orders]
         return max((c.epsilon for c in made if self.subject.delta < c.delta_below), default=0.0)
 
     def _describe_verdict(self, value: float) -> str:
@@ -261,7 +252,6 @@ def curve_finding(statement: Statement, inside: Tensor, outside: Tensor, event: 
     inside, outside: ln P/Q of independent runs of the releases that ``event`` accounts for, P with the record. Its
     ``epsilon_measured`` is above the statement's epsilon exactly where the curve is refuted at the subject's
     confidence. Below it, it is the epsilon of the least noise that the runs refute: no bound for other mechanisms.
-
     The threshold comes from the accounted curve and the number of runs alone, so no run is spent on choosing it: error
     rates below the curve refute the accountant, whatever the mechanism's true law is.
     """
