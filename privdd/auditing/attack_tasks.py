@@ -54,14 +54,9 @@ class ErrorBudget:
             raise ValueError(f"tests={self.tests}: at least 1 is needed")
 
     @property
-    def error_share(self) -> float:
-        """The chance of a false contradiction that each bound may use."""
-        return self.alpha / self.tests
-
-    @property
     def confidence(self) -> float:
         """The confidence of each bound at which all of them hold together at 1 - alpha."""
-        return 1 - self.error_share
+        return 1 - self.alpha / self.tests
 
     def to_json(self) -> dict[str, float]:
         """``privacy.multiplicity`` of findings.json."""
@@ -337,7 +332,7 @@ class EarlierFindings:
     def not_lost(self, tests: Iterable[Finding]) -> tuple[Finding, ...]:
         """Findings of guarantee tests; the earlier one where it left less untested, as of noise that nobody can draw again."""
         before = {_identity(one): one for one in self.rest}
-        return tuple(min(one, before.get(_identity(one), one), key=_untested) for one in tests)
+        return tuple(min(one, before.get(_identity(one), one), key=_count_untested) for one in tests)
 
 
 def earlier_findings(folder: RunFolder, asked: Collection[str], *, others: bool) -> EarlierFindings:
@@ -386,7 +381,7 @@ def as_finding(row: FindingRow) -> Finding:
     return Finding(Surface(row.surface), row.attack, Family(row.family), Adversary(row.adversary), measures)
 
 
-def _untested(finding: Finding) -> int:
+def _count_untested(finding: Finding) -> int:
     """How many parts a test had to leave out."""
     return len(finding.measures.get("diagnostics", {}).get("untested") or ())
 

@@ -171,13 +171,10 @@ class TwoClientEngine(Engine):
             began = self.loops.cpu_seconds()
             answers[task.client] = fn(task)
             self.took[task.client] = self.loops.cpu_seconds() - began
-        yield from (answers.get(task.client) or _answer_of(answers[usual.client], task.client) for task in work)
-
-
-def _answer_of(answer: StepResult, client: int) -> StepResult:
-    """One client's messages and memory, relabelled as another client's."""
-    received, rows, memory = answer
-    return replace(received, client=client), [replace(row, client=client) for row in rows], memory
+        received, rows, memory = answers[usual.client]
+        for client in (task.client for task in work):
+            relabelled = [replace(row, client=client) for row in rows]
+            yield answers.get(client) or (replace(received, client=client), relabelled, memory)
 
 
 def time_rounds(experiment: Experiment, seconds: float) -> tuple[dict[int, RoundTiming], bool]:
@@ -339,7 +336,14 @@ def price_rounds(
     """The price of a run whose rounds cost what ``time_rounds`` found; of training alone where nothing is audited."""
     plan, engine = experiment.plan, experiment.engine
     rounds = {t: timing_of_round(plan, timed, t) for t in range(plan.method.rounds)}
-    trained = {t: _training_stage(one, len(plan.participants(t)), engine) for t, one in rounds.items()}
+    trained = {}
+    for (
+        t,
+        one,
+    ) in rounds.items():  # clients in waves, the audited one as long as it takes, then the server in this process
+        clients = len(plan.participants(t))
+        local = spread_tasks(one.usual, clients, engine.size)
+        trained[t] = Stage(local.cpu + one.server, max(local.wall, one.audited * bool(clients)) + one.server)
     stages = {
         "start": Stage(START_SECONDS, START_SECONDS),
         "workers' start": _worker_start(engine, experiment.run.device),
@@ -350,12 +354,6 @@ def price_rounds(
     clients = f"{len(timed)} round{'s' * (len(timed) > 1)} of two clients"
     source = f"from {clients} on this machine; attacks and guarantee tests were not run, their share is rough"
     return CostEstimate({k: one for k, one in stages.items() if one.cpu}, engine, least_needs(experiment), source)
-
-
-def _training_stage(one: RoundTiming, clients: int, engine: Engine) -> Stage:
-    """One round: clients in waves, the audited one as long as it takes, then the server in the main process."""
-    local = spread_tasks(one.usual, clients, engine.size)
-    return Stage(local.cpu + one.server, max(local.wall, one.audited * bool(clients)) + one.server)
 
 
 def _audit_stages(

@@ -217,7 +217,7 @@ def _needed_parts(rows: Sequence[Release], tests: Sequence[Finding]) -> Iterator
 def _coverage_of_part(name: str, part: str, tests: Sequence[Finding]) -> TestedPart:
     able = [f for f in tests if f.attack in TESTS_BY_PART[part]]
     found = [f for f in able if name in str(f.measures.get("signal", "")).split(", ")]
-    missed = [why for why in (_why_untested(one, part) for one in found) if why]
+    missed = [why for why in (_untested_reason(one, part) for one in found) if why]
     rounds = [(one.attack, _covered_rounds(one, part)) for one in found]
     done = [(test, at) for test, at in rounds if at]
     if done and not missed:
@@ -241,6 +241,6 @@ def _covered_rounds(finding: Finding, part: str) -> Sequence[int] | None:
     return (0,) if part in PARTS_OF_OLD_RUNS and ("kappa" in finding.measures or "p_value" in said) else None
 
 
-def _why_untested(finding: Finding, part: str) -> str:
+def _untested_reason(finding: Finding, part: str) -> str:
     said = _diagnostics_of(finding).get("untested") or {}
     return str(said if isinstance(said, str) else said.get(part, ""))

@@ -47,15 +47,10 @@ class MembershipGame:
     def audited_records(self) -> Records:
         return self.whole.take(self.audited)
 
-    def kept_mask(self, world: int) -> Tensor:
-        """(size of whole,) bool: what the client trains on in a world; the order of records stays."""
-        keep = torch.ones(len(self.whole), dtype=torch.bool)
-        keep[self.audited] = self.masks[world]
-        return keep
-
     def shard_of_replay(self, shard: Shard, world: int) -> Shard:
         """The client's data in one world; records that are out join its held-out ones."""
-        keep = self.kept_mask(world)
+        keep = torch.ones(len(self.whole), dtype=torch.bool)
+        keep[self.audited] = self.masks[world]
         gone = self.whole.take(~keep)
         nulls = replace(gone, x=torch.zeros_like(gone.x)) if self.relation == "zero_out" else None
         return replace(shard, train=self.whole.take(keep), heldout=Records.concat([shard.heldout, gone]), nulls=nulls)

@@ -114,10 +114,6 @@ class ShadowTraining:
     like: ShadowTraining | None = None
     crowd: Sequence[Shard] = ()  # all clients' data, where the server sees sums
 
-    @property
-    def audited_snapshot(self) -> Snapshot:
-        return self.snapshots[self.round]
-
     @cached_property
     def round_chain(self) -> tuple[Snapshot, ...]:
         return round_chain(self.plan, self.snapshots, self.round)
@@ -167,7 +163,7 @@ class ShadowTraining:
     def _real_signals(self) -> Signals:
         """World 0: what was really sent."""
         passed = {t: self.snapshots[t].sent for t in self.passing}
-        return extract_all_signals(self.adversary, self.passing, self.audited_snapshot.sent, passed)
+        return extract_all_signals(self.adversary, self.passing, self.snapshots[self.round].sent, passed)
 
     def _cache_folder(self, *, apart: bool = False) -> Path:
         config = f"{self.config} vectorised" if apart else self.config

@@ -429,7 +429,8 @@ def _feature_signals(adversary: AdversaryView, name: str, value: Tensors, values
     stds = noise.get("noise_stds") or [float(noise.get("std") or 1e-3)] * int(noise.get("copies", 1))
     found = _shared_noise_signal(rows, labels, clean, adversary.candidates.y, int(batch), stds) if batch else {}
     if batch:
-        rows = _subtract_batch_mean(rows, int(batch), len(stds))
+        # noise that is shared by a release batch cancels in differences: each batch is centred by its own mean
+        rows = torch.cat([p - p.mean(0) for copy in rows.chunk(len(stds)) for p in copy.split(int(batch))])
     rows, std = sig.average_noisy_copies(rows, stds)  # a peer averages several noised copies of a row
     labels = labels[: len(rows)]
     if batch:
@@ -451,11 +452,6 @@ def _shared_noise_signal(
     parts = zip(rows.chunk(len(stds)), labels.chunk(len(stds)), stds)
     found = [noise_coincidence(r, c, clean, y, batch, std) for r, c, std in parts]
     return {COINCIDENCE_SIGNAL: torch.stack(found).amax(0)}
-
-
-def _subtract_batch_mean(rows: Tensor, batch: int, copies: int) -> Tensor:
-    """Noise that is shared by a release batch cancels in differences: centre each batch by its own mean."""
-    return torch.cat([part - part.mean(0) for copy in rows.chunk(copies) for part in copy.split(batch)])
 
 
 def _label_signals(adversary: AdversaryView, name: str, value: Tensors, values: Values) -> Signals:

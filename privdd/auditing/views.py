@@ -118,13 +118,11 @@ class FinishedRun:
             model.load_state_dict(adversary.broadcast_state, strict=False)
         maps = dict(method.audit_hooks.maps(adversary.snapshot.broadcast, adversary.snapshot.memory, problem))
         size, public = len(self.shard.train), self.public_records
-        settings = {**method.audit_hooks.settings(size), **self._noise_settings(), "batch_records": size}
+        noise = {f"noise_{k}" if k == "std" else k: v for k, v in feature_noise_constants(self.plan).items()}
+        public_constants = {"delta": self.experiment.privacy.delta, **noise}
+        settings = {**method.audit_hooks.settings(size), **public_constants, "batch_records": size}
         known = self.known_records(int(settings.get("broadcast_batch") or 64))
         return Knowledge(problem.shape, problem.classes, public.x, public.y, model, maps, settings, known)
-
-    def _noise_settings(self) -> dict[str, Any]:
-        noise, delta = feature_noise_constants(self.plan), self.experiment.privacy.delta
-        return {"delta": delta, **{f"noise_{k}" if k == "std" else k: v for k, v in noise.items()}}
 
 
 def feature_noise_constants(plan: Plan) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import dp_accounting as dpa
 import torch
 from torch import Tensor
 
+import privdd.auditing.dp_tests.likelihood_ratio_test as ratios
 from attacks.canaries import Canaries, join_canaries
 from attacks.certificates import gaussian_log_ratio
 from attacks.types import Finding
@@ -32,18 +33,6 @@ from privdd.auditing.dp_tests.instrumentation import (
     value_before_noise,
     with_guests,
     with_records,
-)
-from privdd.auditing.dp_tests.likelihood_ratio_test import (
-    IMAGE_UPLOADS,
-    MatchingStepLaw,
-    QuerySetup,
-    RatioTranscripts,
-    run_transcripts,
-    runs_by_class,
-    runs_of_features,
-    runs_on_transcript,
-    sampled_event,
-    search_guests,
 )
 from privdd.auditing.dp_tests.sensitivity_test import (
     UNBOUNDED,
@@ -100,15 +89,15 @@ def craft_guests(subject: GuaranteeSubject) -> Canaries:
 
 
 def _ratio_runs(
-    stage: QuerySetup, calls: int, budget: GuaranteeBudget, keys: Keys
-) -> tuple[RatioTranscripts, RatioTranscripts | None]:
+    stage: ratios.QuerySetup, calls: int, budget: GuaranteeBudget, keys: Keys
+) -> tuple[ratios.RatioTranscripts, ratios.RatioTranscripts | None]:
     """Runs up to their last release, ``calls`` of them, and a few that go on to their images: no bound from images is
     evidence for a claim, and they take nearly all of the time. Where every step is a release, the same runs."""
     if stage.name == PER_STEP_QUERY:
-        found = runs_by_class(stage, budget.slow_runs, keys)
+        found = ratios.runs_by_class(stage, budget.slow_runs, keys)
         return found, found if found.final.shape[1] else None
-    few = runs_by_class(stage, budget.slow_runs, keys.fold("images"))
-    return runs_by_class(stage, budget.runs, keys, releases=calls), few if few.final.shape[1] else None
+    few = ratios.runs_by_class(stage, budget.slow_runs, keys.fold("images"))
+    return ratios.runs_by_class(stage, budget.runs, keys, releases=calls), few if few.final.shape[1] else None
 
 
 def _findings_of_query(
@@ -118,7 +107,7 @@ def _findings_of_query(
     mechanism, relation = subject.plan.mechanisms[name], subject.plan.relation
     snapshot, tally = subject.snapshots[max(tallies)], tallies[max(tallies)]
     calls = max(tally.calls.values())
-    event = sampled_event(mechanism, calls)
+    event = ratios.sampled_event(mechanism, calls)
     where = f"round {snapshot.round}, {calls} release(s) of {name!r}"
     statement = subject.statement(name, subject.accounted_epsilon(event), f"accounted for {where}")
     kappa, at = max((of.worst_guest(relation)[0], t) for t, of in tallies.items())
@@ -128,15 +117,15 @@ def _findings_of_query(
     searched = f"{looked_at}, {calls} release(s) of {name!r} in each, {seen} crafted record(s){found_in}"
     yield statement.sensitivity_finding(kappa, seen, searched, sorted(tallies))
     worst = tally.worst_guest(relation)[1]
-    stage = QuerySetup(subject.plan_with_few_images(), snapshot, subject.shard, name, guests.x[worst])
+    stage = ratios.QuerySetup(subject.plan_with_few_images(), snapshot, subject.shard, name, guests.x[worst])
     keys, budget = subject.keys.fold("runs", name), subject.budget
-    if None not in tally.calls and any(image in stage.plan.method.uploads for image in IMAGE_UPLOADS):
+    if None not in tally.calls and any(image in stage.plan.method.uploads for image in ratios.IMAGE_UPLOADS):
         found, final, what = *_ratio_runs(stage, calls, budget, keys), repr(guests.names[worst])
     elif not tally.kept:  # no crafted record's contribution is known
         return
     else:
         final, what = None, tally.name_guest(guests, tally.keeps)
-        found = runs_on_transcript(mechanism, tally.kept, budget.slow_runs, keys)
+        found = ratios.runs_on_transcript(mechanism, tally.kept, budget.slow_runs, keys)
     note = f"{where} of a client that holds {what}, or nothing"
     yield from statement.likelihood_ratio_findings(found, note, final=final, event=event)
 
@@ -169,7 +158,7 @@ def client_query_findings(subject: GuaranteeSubject) -> Iterator[Finding]:
             continue
         at = max(seen, key=lambda t: seen[t].most[name])
         calls = seen[at].seen[name]
-        stated = subject.accounted_epsilon(sampled_event(subject.plan.mechanisms[name], calls))
+        stated = subject.accounted_epsilon(ratios.sampled_event(subject.plan.mechanisms[name], calls))
         statement = subject.statement(name, stated, f"accounted for {calls} release(s) of {name!r}", "client")
         with_all = f"with all {len(subject.shard.train)} records or none; most in round {at}"
         note = f"{look.describe_rounds(sorted(seen))}, {calls} release(s) of {name!r} in each, {with_all}"
@@ -191,7 +180,7 @@ def client_update_findings(subject: GuaranteeSubject, name: str) -> Iterator[Fin
     """T1, T2 and T3 of the mechanism set for the upload ``name``, whatever its class; the unit is a client. A mechanism
     that shows no value before its noise, or adds other noise than Gaussian, gets a row that says so."""
     looks = subject.client_rounds(name)
-    rows = [r for r in subject.ledger.releases if r.name == name and r.client == subject.plan.victim]
+    rows = subject.own_releases(name)
     if not looks.chosen or not subject.has_finite_epsilon(name):
         return
     mechanism, relation = subject.plan.mechanisms[name], subject.plan.relation
@@ -294,17 +283,17 @@ def _send_update(subject: GuaranteeSubject, snapshot: Snapshot, name: str, numbe
 
 def runs_of_updates(
     mechanism: Mechanism, update: Tensors, other: Tensors, calls: int, runs: int, keys: Keys
-) -> RatioTranscripts:
+) -> ratios.RatioTranscripts:
     """R runs of ``calls`` noised updates of one client, and R runs of one that sends ``other`` each time."""
     noise = SeededNoise(keys.fold("noise").torch())
     inside, outside = (clean_numbers(mechanism, update), clean_numbers(mechanism, other))
-    ratios: Tensor = torch.zeros(2 * runs, dtype=torch.float64)
+    found: Tensor = torch.zeros(2 * runs, dtype=torch.float64)
     for run in range(2 * runs):
         for _ in range(calls):
             output = mechanism(update if run < runs else other, noise)
             value = flatten_tensors(output.value).unsqueeze(0)
-            ratios[run] += gaussian_log_ratio(value, inside, outside, output.noise_std)[0]
-    return RatioTranscripts(ratios, torch.zeros(2 * runs, 0))
+            found[run] += gaussian_log_ratio(value, inside, outside, output.noise_std)[0]
+    return ratios.RatioTranscripts(found, torch.zeros(2 * runs, 0))
 
 
 def feature_findings(subject: GuaranteeSubject, name: str) -> Iterator[Finding]:
@@ -340,7 +329,7 @@ def feature_findings(subject: GuaranteeSubject, name: str) -> Iterator[Finding]:
     worst = tallies[looks.chosen[-1]].worst_guest(relation)[1]
     row = _rows_before_noise(outputs[0])[len(_rows_before_noise(outputs[0])) - len(guests) + worst]
     noise = SeededNoise(subject.keys.fold("runs", name).torch())
-    runs = runs_of_features(mechanism, row, subject.budget.runs, noise)
+    runs = ratios.runs_of_features(mechanism, row, subject.budget.runs, noise)
     note = f"{where}: {guests.names[worst]!r}, or nothing"
     event = outputs[0].event if bounded else None
     yield from statement.likelihood_ratio_findings(runs, note, final=runs, event=event)
@@ -403,7 +392,7 @@ class _NeighbouringSets:
 def record_upload_findings(subject: GuaranteeSubject, name: str) -> Iterator[Finding]:
     """One row for the upload ``name``, of some rounds that send it; nothing where the ledger does not count it."""
     looks = subject.client_rounds(name)
-    rows = [r for r in subject.ledger.releases if r.name == name and r.client == subject.plan.victim]
+    rows = subject.own_releases(name)
     if not looks.chosen or not subject.has_finite_epsilon(name):
         return
     history = subject.memory_history(subject.shard.train.take([0]))
@@ -505,10 +494,12 @@ def printed_theorem_findings(subject: GuaranteeSubject, name: str) -> Iterator[F
         return
     own = subject.shard.train
     base = own.x[own.y == label][0]
-    law = MatchingStepLaw(mechanism, steps.settings.batch, 1.0)  # type: ignore[arg-type]
+    law = ratios.MatchingStepLaw(mechanism, steps.settings.batch, 1.0)  # type: ignore[arg-type]
     generator = subject.keys.fold("search").torch()
     ipc = plan.method.audit_hooks.images_per_class()
-    guests, found = search_guests(steps, law, base, unusual_records(subject.shard, label, subject.keys), ipc, generator)
+    guests, found = ratios.search_guests(
+        steps, law, base, unusual_records(subject.shard, label, subject.keys), ipc, generator
+    )
     taken = steps.settings.iterations
     count, claim = copies_within_theorem(plan, subject.shard, base, label, law, taken, subject.delta)
     statement = subject.statement(name, claim.epsilon or 0.0, claim.source)
@@ -517,16 +508,16 @@ def printed_theorem_findings(subject: GuaranteeSubject, name: str) -> Iterator[F
     note = f"{where}, copies of one record, {len(guests)} crafted records; worst is {guests.names[0]!r}"
     searched = f"{note} (searched: {float(found[0]):.3g})"
     yield statement.sensitivity_finding(kappa, len(guests), searched, [snapshot.round], EXCHANGE_UNITS)
-    inside = MatchingStepLaw(law.mechanism, law.batch, min(1.0, law.batch / (count + 1)))
+    inside = ratios.MatchingStepLaw(law.mechanism, law.batch, min(1.0, law.batch / (count + 1)))
     few, keys, budget = min(ipc, subject.budget.images), subject.keys.fold("runs").torch(), subject.budget
-    runs = run_transcripts(steps, inside, base, guests.x[0], budget.runs, few, keys)
+    runs = ratios.run_transcripts(steps, inside, base, guests.x[0], budget.runs, few, keys)
     times = taken * inside.probability**2
     given = f"{where}, {count} copies and {guests.names[0]!r} or not, T q^2 = {times:.2g}"
     yield from statement.likelihood_ratio_findings(runs, given, final=runs)
 
 
 def copies_within_theorem(
-    plan: Plan, shard: Shard, base: Tensor, label: int, law: MatchingStepLaw, steps: int, delta: float
+    plan: Plan, shard: Shard, base: Tensor, label: int, law: ratios.MatchingStepLaw, steps: int, delta: float
 ) -> tuple[int, Claim]:
     """How many copies meet the theorem's condition T q**2 <= epsilon / 2, and the claim for them. epsilon / 2 is
     ln(1/delta) / sigma**2, or the same with log10 as in a paper's table; the smaller claim is tested."""

@@ -89,8 +89,8 @@ LoggedRelease = tuple[RoundLog, ReleaseLog]
 def release_counts(subject: GuaranteeSubject, name: str) -> dict[int, int]:
     """Round -> how often the audited client's ledger rows say that ``name`` was released."""
     calls: dict[int, int] = {}
-    for row in subject.ledger.releases:
-        if row.name == name and row.client == subject.plan.victim and row.is_protected:
+    for row in subject.own_releases(name):
+        if row.is_protected:
             calls[row.round] = calls.get(row.round, 0) + row.count
     return calls
 

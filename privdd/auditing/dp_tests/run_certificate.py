@@ -424,8 +424,8 @@ class WholeRunReplay:
         for t in range(plan.method.rounds):
             if plan.victim in plan.participants(t) and any((plan.method.spends(t, plan.mechanisms) or {}).values()):
                 found[t] = 0
-        for row in self.subject.ledger.releases:
-            if row.client == plan.victim and row.is_protected:
+        for row in self.subject.own_releases():
+            if row.is_protected:
                 found[row.round] = found.get(row.round, 0) + (row.name in plan.method.queries) * row.count
         return dict(sorted(found.items()))
 
@@ -480,8 +480,7 @@ class WholeRunReplay:
     def _noised_uploads(self, round: int) -> list[str]:
         """Uploads of this round that the channel noises."""
         subject = self.subject
-        rows = [r for r in subject.ledger.releases if r.round == round and r.client == subject.plan.victim]
-        names = dict.fromkeys(r.name for r in rows if r.is_protected)
+        names = dict.fromkeys(r.name for r in subject.own_releases() if r.round == round and r.is_protected)
         return [name for name in names if name in subject.plan.channel.mechanisms]
 
     def _run_local(self, round: int, player: ScriptPlayer, broadcast: Values, outward: Sequence[str] = ()) -> Upload:
@@ -522,8 +521,7 @@ class ClientRunReplay:
 
     @cached_property
     def update_count(self) -> int:
-        rows = [r for r in self.subject.ledger.releases if r.name == self.name and r.is_protected]
-        return sum(r.count for r in rows if r.client == self.subject.plan.victim)
+        return sum(row.count for row in self.subject.own_releases(self.name) if row.is_protected)
 
     @cached_property
     def huge_update(self) -> Tensors:
@@ -584,7 +582,7 @@ def certificate_findings(subject: GuaranteeSubject) -> Iterator[Finding]:
 def _accounted_epsilon(subject: GuaranteeSubject, names: Sequence[str]) -> float:
     """Epsilon of all that the audited client released under these names, whatever else it sent bare."""
     ledger, client = subject.ledger, subject.plan.victim
-    rows = [replace(row, post_of=()) for row in ledger.releases if row.name in names and row.client == client]
+    rows = [replace(row, post_of=()) for row in subject.own_releases(*names)]
     own = Ledger(ledger.relation, ledger.unit, ledger.delta)
     own.append(rows)
     return min(own.epsilon(client=client, accountant=a) for a in ("pld", "rdp"))  # type: ignore[arg-type]

@@ -24,7 +24,7 @@ from privdd.core.types import Records, Shard
 from privdd.federated.settings import GuaranteeBudget
 from privdd.federated.simulation import Plan, Snapshot
 from privdd.privacy.accounting import epsilon, epsilon_at, trade_off
-from privdd.privacy.ledger import Ledger
+from privdd.privacy.ledger import Ledger, Release
 
 WHOLE_RUN_TEST = "t2_whole_run"
 MAX_ROUNDED_KAPPA = 1.01  # units: what a release may seem to move by where it is rounded to a lattice
@@ -79,15 +79,19 @@ class GuaranteeSubject:
     budget: GuaranteeBudget
     keys: Keys
 
+    def own_releases(self, *names: str) -> list[Release]:
+        """The audited client's ledger rows, all or those of these names."""
+        rows = [row for row in self.ledger.releases if row.client == self.plan.victim]
+        return [row for row in rows if row.name in names] if names else rows
+
     def has_finite_epsilon(self, name: str) -> bool:
         """Whether the audited client's releases of this name have a finite epsilon in the ledger."""
-        rows = [r for r in self.ledger.releases if r.name == name and r.client == self.plan.victim]
+        rows = self.own_releases(name)
         return bool(rows) and all(row.is_protected for row in rows)
 
     def client_rounds(self, name: str | None = None) -> ExaminedRounds:
         """Rounds in which the client sent something, or released what is called ``name``."""
-        rows = [r for r in self.ledger.releases if r.client == self.plan.victim and name in (None, r.name)]
-        made = sorted({r.round for r in rows})
+        made = sorted({row.round for row in self.own_releases(*filter(None, [name]))})
         kept, phases = tuple(t for t in made if t in self.snapshots), dict[str, list[int]]()
         for t in kept:
             phases.setdefault(self.snapshots[t].phase, []).append(t)
@@ -202,8 +206,7 @@ class Statement:
 
     def _tested_rounds(self) -> set[int]:
         """The rounds in which the audited client made the releases that are tested."""
-        names, client = self.name.split(", "), self.subject.plan.victim
-        return {r.round for r in self.subject.ledger.releases if r.name in names and r.client == client}
+        return {row.round for row in self.subject.own_releases(*self.name.split(", "))}
 
     def likelihood_ratio_findings(
         self,
