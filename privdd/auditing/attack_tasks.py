@@ -31,8 +31,6 @@ from privdd.runtime.run_folder import FILES_KEY, RunFolder, file_sha256, read_te
 
 # ``1 - audit.confidence`` is the chance that any of a run's bounds contradicts a true statement. It is shared in equal
 # parts (Bonferroni) by the bounds of membership attacks and of guarantee tests, which are counted before any is made.
-
-
 TESTS_PER_MECHANISM = 6  # at most. T0: noise, sampling; T2; T3: transcript, curve, what is finally sent
 WHOLE_RUN_TESTS = 1  # T2 on all that the audited client sends, where there are mechanisms
 CANARY_TESTS = 2  # of a game of canaries: a point, and the curve

@@ -240,8 +240,6 @@ def timing_of_round(plan: Plan, timed: Mapping[int, RoundTiming], t: int) -> Rou
 
 
 # What was measured on digits, in CPU seconds of one core.
-
-
 START_SECONDS = 10.0  # imports, config, data, and the page
 WORKER_SECONDS, FORKSERVER_SECONDS, FORK_SECONDS = 4.0, 3.5, 0.5  # a worker that loads everything; one that is forked
 STEPS_PER_SEARCH_STEP = 5.0  # passes of ``time_pass`` that one step of an attack's search costs
@@ -337,10 +335,8 @@ def price_rounds(
     plan, engine = experiment.plan, experiment.engine
     rounds = {t: timing_of_round(plan, timed, t) for t in range(plan.method.rounds)}
     trained = {}
-    for (
-        t,
-        one,
-    ) in rounds.items():  # clients in waves, the audited one as long as it takes, then the server in this process
+    # clients in waves, the audited one as long as it takes, then the server in this process
+    for t, one in rounds.items():
         clients = len(plan.participants(t))
         local = spread_tasks(one.usual, clients, engine.size)
         trained[t] = Stage(local.cpu + one.server, max(local.wall, one.audited * bool(clients)) + one.server)

@@ -105,12 +105,8 @@ def noise_settings_of(experiment: Experiment) -> dict[str, Any] | None:
 def public_information(experiment: Experiment, ledger: Ledger) -> list[dict[str, str]]:
     """[{"what", "value"}] in words, for the report."""
     plan = experiment.plan
-    found = [
-        *_describe_rounds(plan),
-        *_describe_mechanisms(plan, ledger),
-        *_describe_shapes(ledger),
-        *_describe_relation(experiment),
-    ]
+    found = [*_describe_rounds(plan), *_describe_mechanisms(plan, ledger), *_describe_shapes(ledger)]
+    found += _describe_relation(experiment)
     personal = plan.method.audit_hooks.accuracy_kind == "personal"
     found.append(("accuracy", PERSONAL_ACCURACY_NOTE if personal else GLOBAL_ACCURACY_NOTE))
     found += [("audit", AUDIT_NOTE)] if experiment.auditing is not None else []
@@ -348,6 +344,7 @@ def _surface_rows(
             rows.setdefault((release.surface, sender), []).append(release)
     for (surface, sender), releases in rows.items():
         epsilon = epsilon_by_accountant(progress.ledger, [surface])
+        certified = certified_entries_of_surface(experiment.plan.victim, progress.ledger, surface, findings)
         mine = [f for f in findings if str(f.surface) == surface]
         missing = untested_parts(progress.ledger, surface, findings)
         tried = [f for f in mine if is_about_releases(f.family, f.adversary)]
@@ -367,8 +364,7 @@ def _surface_rows(
             "rounds": len({r.round for r in releases}),
             "bytes": size_in_bytes(releases),
             "mechanism": _name_mechanisms(experiment, releases),
-            "epsilon": epsilon
-            | certified_entries_of_surface(experiment.plan.victim, progress.ledger, surface, findings),
+            "epsilon": epsilon | certified,
             "audited": audited,
             "untested": missing,
             "verdict": decide_verdict(epsilon, stated.get(surface), mine, missing),

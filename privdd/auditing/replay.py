@@ -76,8 +76,6 @@ def draw_membership_game(
 # The others' part of a round is computed once, from their own data and without noise; each replay adds fresh noise of all
 # clients' shares. So membership attacks are granted what the other clients' data add to the sum, as differential privacy
 # grants it, and none of their noise. Attacks without replays are not: they read the sum as if it were one client's.
-
-
 Uploads = Mapping[str, Tensors]  # name of an upload -> its tensors
 SUM_GRANTED = "the adversary sees the sum over clients, and knows what the other clients' data add to it"
 SUM_NOT_GRANTED = "the adversary sees the sum over clients, and takes it for what the audited client sent"

@@ -246,8 +246,6 @@ def describe_missing_signals(surface: str, lacking: Collection[str]) -> str:
 
 # Every world keeps its coins in all rounds. Where clients remember, one replay passes all rounds and is read in each;
 # elsewhere each round is replayed from its own broadcast.
-
-
 StackedSignals = Mapping[str, Tensor]  # "surface|signal" -> (K, n, ...)
 
 
@@ -351,8 +349,6 @@ def shadow_trainings_at(
 # Each replayed federation (a world) flips the coins of the audited records anew. Where only the last rounds are replayed, the
 # rounds before them are played once for all worlds, with coins of their own: not those of the run, of which such an
 # adversary saw less than its replays would then know.
-
-
 FEWER_REPLAYS_NOTE = (
     "the ledger says that this is computed from noised sums alone; noised_reads attacks these, so there were only"
 )

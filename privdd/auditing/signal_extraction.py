@@ -38,8 +38,6 @@ from privdd.federated.simulation import Snapshot
 
 # Signals need gradients' inner products with a vector, and their lengths. Where the matrix (n, p) is too large, a product
 # is a derivative along the vector (forward mode), and lengths and the columns of some layers are taken from blocks.
-
-
 MAX_MATRIX_BYTES = 2**29  # bytes of all records' gradients, up to which they are one matrix
 MAX_BLOCK_BYTES = 2**28  # bytes of the gradients of one block
 RECORDS_PER_BLOCK = 32  # records that go through the model together, at most

@@ -77,9 +77,8 @@ class FinishedRun:
             return self.ground_truth()
         own = {self.plan.victim: self.shard}
         shards = [own.get(client, shard) for client, shard in enumerate(self.experiment.shards)]
-        x, y, held_x, held_y = (
-            torch.cat(parts) for parts in zip(*((s.train.x, s.train.y, s.heldout.x, s.heldout.y) for s in shards))
-        )
+        held = zip(*((s.train.x, s.train.y, s.heldout.x, s.heldout.y) for s in shards))
+        x, y, held_x, held_y = map(torch.cat, held)
         counts = torch.bincount(y, minlength=self.shard.classes)
         return Truth(x, y, held_x, held_y, counts, rows=self._rows_in_pool(shards, view))
 

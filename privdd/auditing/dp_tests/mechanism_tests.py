@@ -497,9 +497,8 @@ def printed_theorem_findings(subject: GuaranteeSubject, name: str) -> Iterator[F
     law = ratios.MatchingStepLaw(mechanism, steps.settings.batch, 1.0)  # type: ignore[arg-type]
     generator = subject.keys.fold("search").torch()
     ipc = plan.method.audit_hooks.images_per_class()
-    guests, found = ratios.search_guests(
-        steps, law, base, unusual_records(subject.shard, label, subject.keys), ipc, generator
-    )
+    odd = unusual_records(subject.shard, label, subject.keys)
+    guests, found = ratios.search_guests(steps, law, base, odd, ipc, generator)
     taken = steps.settings.iterations
     count, claim = copies_within_theorem(plan, subject.shard, base, label, law, taken, subject.delta)
     statement = subject.statement(name, claim.epsilon or 0.0, claim.source)

@@ -183,10 +183,9 @@ def select_evenly(names: list[T], most: int) -> list[T]:
 def autocorrelation_test(found: Mapping[str, tuple[int, float, int]]) -> CheckOutcome:
     """Does any release repeat its own noise? found: which -> (numbers compared, correlation, shifts tried)."""
     says = "the noise of {} repeats itself (correlation {:.3g})"
-    found_p = [
-        (min(1.0, _correlation_p_value(r, w) * shifts), which, r) for which, (w, r, shifts) in found.items() if shifts
-    ]
-    return combine_outcomes((p, says.format(which, r)) for p, which, r in found_p)
+    tried = [(which, *of) for which, of in found.items() if of[2]]
+    ps = (min(1.0, _correlation_p_value(r, width) * shifts) for _, width, r, shifts in tried)
+    return combine_outcomes((p, says.format(which, r)) for p, (which, _, r, _) in zip(ps, tried))
 
 
 def same_noise_test(first: Tensor, second: Tensor, says: str) -> CheckOutcome:
@@ -409,10 +408,8 @@ def direction_alignment_test(groups: Mapping[str, Tensor]) -> CheckOutcome:
     if not mean:
         return CheckOutcome(1.0)
     p = float(stats.gamma.sf(total, mean**2 / variance, scale=variance / mean))
-    return CheckOutcome(
-        p,
-        f"the noise of releases lies in few directions: they are {(total / mean) ** 0.5:.3g} times as alike as independent ones",
-    )
+    alike = f"they are {(total / mean) ** 0.5:.3g} times as alike as independent ones"
+    return CheckOutcome(p, f"the noise of releases lies in few directions: {alike}")
 
 
 def block_variance_test(power: Tensor, degrees: int, what: str) -> CheckOutcome:

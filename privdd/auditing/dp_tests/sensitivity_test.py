@@ -321,14 +321,17 @@ def _describe_two_cells(name: str, before: SeenContributions, after: SeenContrib
     return f"one record changes releases of {len(cells)} cells of {name!r}" if len(cells) > 1 else ""
 
 
+def _pair_of_shards(plan: Plan, shard: Shard, out: Records, inside: Records, one: Records) -> tuple[Shard, Shard]:
+    """(record ``one`` absent, present); under zero_out an absent one is zeroed out and keeps its label."""
+    nulls = replace(one, x=torch.zeros_like(one.x)) if plan.relation == "zero_out" else None
+    return replace(shard, train=out, nulls=nulls), with_records(shard, inside)
+
+
 def pair_without_record(plan: Plan, shard: Shard, at: int) -> tuple[Shard, Shard]:
     """(one of the client's own records absent, present)."""
     whole = shard.train
-    out = with_records(shard, whole.take([i for i in range(len(whole)) if i != at]))
-    if plan.relation == "zero_out":
-        gone = whole.take([at])
-        out = replace(out, nulls=replace(gone, x=torch.zeros_like(gone.x)))
-    return out, with_records(shard, whole)
+    rest = whole.take([i for i in range(len(whole)) if i != at])
+    return _pair_of_shards(plan, shard, rest, whole, whole.take([at]))
 
 
 def near_copy(shard: Shard) -> Records:
@@ -347,15 +350,11 @@ def _crowd_around(shard: Shard, outlier: Records) -> Records:
 
 
 def pair_with_guest(plan: Plan, shard: Shard, records: Records, guest: Records) -> tuple[Shard, Shard]:
-    """(guest absent, guest present); under zero_out an absent one is zeroed out and keeps its label."""
+    """(guest absent, guest present), after ``records``."""
     first = int(records.ids.max()) + 1 if len(records) else 0
     ids = torch.arange(first, first + len(guest)).to(records.ids)
     named = Records(guest.x.to(records.x), guest.y.to(records.y), ids)
-    inside = with_records(shard, Records.concat([records, named]))
-    out = with_records(shard, records)
-    if plan.relation == "zero_out":
-        out = replace(out, nulls=replace(named, x=torch.zeros_like(named.x)))
-    return out, inside
+    return _pair_of_shards(plan, shard, records, Records.concat([records, named]), named)
 
 
 def _first_difference(plan: Plan, out: Upload | None, inside: Upload | None) -> str:
@@ -438,9 +437,8 @@ class SensitivityTally:
         """Faults other than a record's own change, as text for a note."""
         told = [self.leak] if self.leak else []
         told += [f"other records' contributions move by {self.moved:.3g} units"] if self.moved else []
-        told += (
-            [f"a contribution beyond the clip norm moves it by {self.unclipped:.3g} units"] if self.unclipped else []
-        )
+        clip = f"a contribution beyond the clip norm moves it by {self.unclipped:.3g} units"
+        told += [clip] if self.unclipped else []
         told += [f"that is of client {self.others_at}"] if self.others_at is not None else []
         told += [f"the drawn noise is {self.noise_ratio:.3g} times the stated one"] if self.noise_ratio < 1 else []
         return "".join(f"; {text}" for text in told)

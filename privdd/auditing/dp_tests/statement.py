@@ -50,9 +50,8 @@ class ExaminedRounds:
     def describe_rounds(self, looked_at: Sequence[int]) -> str:
         """Which rounds were looked at, and which were not."""
         rest = sorted({*self.kept, *self.lost} - set(looked_at))
-        return f"round{'s' * (len(looked_at) > 1)} {format_ranges(looked_at)}" + (
-            f"; not looked at: {format_ranges(rest)}" if rest else ""
-        )
+        seen = f"round{'s' * (len(looked_at) > 1)} {format_ranges(looked_at)}"
+        return f"{seen}; not looked at: {format_ranges(rest)}" if rest else seen
 
 
 def format_ranges(numbers: Sequence[int]) -> str:
@@ -231,9 +230,8 @@ class Statement:
             ceiling = f"a perfect attack on so many runs reaches {math.log(runs / 2 / 3.7):.2g}"
             text = f"{note}; {ceiling}; {self._describe_verdict(bound.value)}"
             text += NO_EVIDENCE_NOTE if attack == "t3_final" else ""
-            yield self.bound_finding(
-                attack, bound.value, bound.method, bound.validity, 2 * runs, text, adversary=adversary
-            )
+            found_by = (bound.value, bound.method, bound.validity, 2 * runs)
+            yield self.bound_finding(attack, *found_by, text, adversary=adversary)
         if event is not None:
             yield curve_finding(self, found.ratios[: found.run_count], found.ratios[found.run_count :], event, note)
 
