@@ -337,9 +337,9 @@ def price_rounds(
     trained = {}
     # clients in waves, the audited one as long as it takes, then the server in this process
     for t, one in rounds.items():
-        clients = len(plan.participants(t))
-        local = spread_tasks(one.usual, clients, engine.size)
-        trained[t] = Stage(local.cpu + one.server, max(local.wall, one.audited * bool(clients)) + one.server)
+        count = len(plan.participants(t))
+        local = spread_tasks(one.usual, count, engine.size)
+        trained[t] = Stage(local.cpu + one.server, max(local.wall, one.audited * bool(count)) + one.server)
     stages = {
         "start": Stage(START_SECONDS, START_SECONDS),
         "workers' start": _worker_start(engine, experiment.run.device),
