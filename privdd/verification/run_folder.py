@@ -6,6 +6,7 @@ bounds and verdict run on what was read.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from privdd.reporting.frontier import group_runs
 from privdd.reporting.page import draw_report, picture_albums, render_report, write_report
 from privdd.reporting.run_record import RunRecord, attack_commands, read_run_record
 from privdd.reporting.schema import Part
-from privdd.runtime.engine import Engine, torch_threads
+from privdd.runtime.engine import torch_threads
 from privdd.runtime.files import DamagedRun, check_plain_folder, read_bytes, read_json
 from privdd.runtime.run_folder import (
     CARD,
@@ -33,7 +34,6 @@ from privdd.runtime.run_folder import (
     plotting_library,
     seal_page,
 )
-from privdd.runtime.startup import start_forkserver, usable_cores
 from privdd.verification.file_checks import (
     Disagreement,
     Unverified,
@@ -57,9 +57,9 @@ from privdd.verification.recomputed import (
     scored_rows,
     stated_epsilon,
 )
+from privdd.verification.verified_runs import load_runs
 
 MAX_PAGE_BYTES = 256 * 2**20  # bytes
-MANY_RUNS = 30  # from which workers save more than their start costs
 DRAWING_PATTERN = re.compile(rb"<svg\b.*?</svg>|data:image/png;base64,[A-Za-z0-9+/=]*", re.DOTALL)
 
 
@@ -170,14 +170,6 @@ def load_run(folder: Path | str) -> RunRecord:
     return record
 
 
-def load_runs(folders: Sequence[Path | str]) -> list[RunRecord]:
-    """``load_run`` of each, in worker processes where there are many. Raises as it does."""
-    many = len(folders) >= MANY_RUNS and usable_cores() > 1
-    if many:
-        start_forkserver((__name__,), "cpu")
-    return list(Engine("processes" if many else "serial").map(load_run, folders))
-
-
 def _check_numbers(record: RunRecord, ledger: Ledger | None) -> Iterator[Disagreement]:
     yield from check_ledger_numbers(record, ledger)
     yield from check_score_numbers(record)
@@ -281,7 +273,7 @@ def compare(runs: Sequence[Path | str], out: Path | str, say: Callable[[str], ob
     Raises DamagedRun or Unverified, one line that names the folder.
     """
     with torch_threads(1):
-        return write_comparison(runs, out, load_runs, say)
+        return write_comparison(runs, out, functools.partial(load_runs, load=load_run), say)
 
 
 def frontier(runs: Iterable[Path | str]) -> Figure:
@@ -289,7 +281,7 @@ def frontier(runs: Iterable[Path | str]) -> Figure:
 
     Raises ValueError where no run has both, DamagedRun or Unverified, one line that names the folder.
     """
-    plot = plot_frontier(group_runs(load_runs([*runs])))
+    plot = plot_frontier(group_runs(load_runs([*runs], load_run)))
     if plot is None:
         raise ValueError("none of these runs has an accuracy and a finite epsilon")
     return plot.figure

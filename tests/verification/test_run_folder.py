@@ -19,7 +19,6 @@ from privdd.api import compare as compare_verified
 from privdd.reporting.run_record import read_run_record
 from privdd.runtime.files import DamagedRun, read_json
 from privdd.runtime.run_folder import SEAL_KEY, read_tensors, seal_folder, write_tensors
-from privdd.verification import run_folder
 from privdd.verification.file_checks import check_sent_values, find_disagreements, is_same_value
 from privdd.verification.recomputed import (
     check_ledger_numbers,
@@ -367,11 +366,3 @@ def test_what_is_no_run_is_an_error(tmp_path: Path, run: Path, capsys: pytest.Ca
         assert verify.main([str(folder)]) == 1
         said = capsys.readouterr()
         assert said.err.count("\n") == 1 and said.out == ""
-
-
-def test_many_runs_go_to_workers_with_the_same_result(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    here = run_folder.load_runs([run, run])
-    monkeypatch.setattr(run_folder, "MANY_RUNS", 2)
-    monkeypatch.setattr(run_folder, "usable_cores", lambda: 2)
-    monkeypatch.setattr(run_folder, "_check_numbers", None)  # in this process it would fail
-    assert run_folder.load_runs([run, run]) == here
