@@ -171,7 +171,7 @@ def test_constant_numbers_are_named_and_noised_ones_are_not() -> None:
 def test_the_search_prefers_the_pair_that_shifts() -> None:
     from privdd.blackbox.inputs import neighbouring_pairs
 
-    found, refusals = screen_pairs(gaussian(1.0), neighbouring_pairs("update", "zero_out", InputShapes()), lambda d: [d], CallBudget(60, 10**6), 0.25, keep=3)
+    found, refusals = screen_pairs(gaussian(1.0), neighbouring_pairs("update", "zero_out", InputShapes()), lambda d: [d], CallBudget(60, 200_000), 0.25, keep=3)
     assert refusals == [] and all("norm 0.001" not in one.pair.says for one in found) and found[0].score > 0.7
 
 

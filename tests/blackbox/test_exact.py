@@ -97,7 +97,7 @@ def _classic(update, epsilon, clip=1.0):
 
 
 def test_an_excess_of_four_in_a_hundred_is_refuted_and_the_figure_is_printed() -> None:
-    asked = {"kind": "update", "max_calls": 60_000, "seconds": 20.0, "tried": InputShapes(structures=(((4, 4),),))}
+    asked = {"kind": "update", "max_calls": 40_000, "seconds": 20.0, "tried": InputShapes(structures=(((4, 4),),))}
     found = check(_classic, stated={"epsilon": 10.0, "delta": 1e-5}, args={"epsilon": 10.0}, **asked)
     assert found.refuted and found.exact is not None and found.exact.epsilon == pytest.approx(10.39, abs=0.15)
     assert "by this law and this shift" in found.says

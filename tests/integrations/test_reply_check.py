@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -190,6 +191,7 @@ HOSTILE: dict[str, tuple[Alter, str]] = {
     # messages
     "two answers": (twice, "answered 2 times"),
 }  # fmt: skip
+GOES_ON = {"infinity", "a tensor less", "an older round", "rows twice", "two answers"}  # one case of each part of a reply
 
 
 @pytest.fixture(scope="module")
@@ -208,16 +210,32 @@ def test_enough_hostile_replies() -> None:
     assert len(HOSTILE) >= 60
 
 
+@pytest.fixture(scope="module")
+def stopped(honest: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a federation that a reply to round 1 ended: round 0 is done."""
+    folder = RunFolder(tmp_path_factory.mktemp("stopped"))
+    with pytest.raises(FederationFailed):
+        run_on_grid(honest[0], AlteringGrid(honest[0], HOSTILE["NaN"][0]), folder)  # type: ignore[arg-type]
+    return folder.path
+
+
+def bytes_of(folder: Path) -> dict[str, bytes]:
+    return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_reply_ends_in_one_line_and_the_state_is_intact(name: str, honest: Any, tmp_path: Path) -> None:
+def test_a_hostile_reply_ends_in_one_line_and_the_state_is_intact(name: str, honest: Any, stopped: Path, tmp_path: Path) -> None:
     alter, says = HOSTILE[name]
     experiment, whole, undisturbed = honest
-    folder, grid = RunFolder(tmp_path), AlteringGrid(experiment, alter)
+    folder, grid = RunFolder(shutil.copytree(stopped, tmp_path / "run")), AlteringGrid(experiment, alter)
     with pytest.raises(FederationFailed) as failure:
         run_on_grid(experiment, grid, folder)  # type: ignore[arg-type]
     line = str(failure.value)
     assert line.startswith("client 1 (node 101), round 1: ") and re.search(says, line), line
     assert line.isprintable() and len(line) < 300
+    assert bytes_of(folder.path) == bytes_of(stopped)
+    if name not in GOES_ON:
+        return  # from the same bytes
     kept = checkpoint.load_checkpoint(folder, experiment.plan)
     assert kept is not None and kept.round == 1 and all(row.round == 0 for row in kept.ledger.releases)
     grid.alter = lambda reply: None  # its honest answer is still what it answers

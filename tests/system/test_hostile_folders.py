@@ -29,6 +29,7 @@ from privdd.cli import main as command
 from privdd.cli.compose import run_guarded
 from privdd.cli.run import run_audit, run_training
 from privdd.cli.sweeps import POINT_FILE, Sweep
+from privdd.runtime.files import LARGEST_JSON
 from tests.conftest import SmallAudit
 
 LIRA = {"_target_": "attacks.membership.lira.Lira"}
@@ -286,8 +287,8 @@ HOSTILE: dict[str, tuple[Callable[[Scene], None], str]] = {  # what it tries -> 
     "a pipe": (pipe, "report"),
     "a bomb of aliases": (aliases, "run"),
     "a config of 2 GiB": (sparse("config.yaml", 2**31), "run"),
-    "a ledger of 4 GiB": (sparse("ledger.json", 2**32, b"{"), "verify"),
-    "findings of 4 GiB": (sparse("findings.json", 2**32, b"{"), "compare"),
+    "a ledger above the limit": (sparse("ledger.json", LARGEST_JSON + 1, b"{"), "verify"),
+    "findings above the limit": (sparse("findings.json", LARGEST_JSON + 1, b"{"), "compare"),
     "evidence of 300 MiB": (sparse("evidence/update.lira.safetensors", 300 * 2**20), "report"),
     "a header of 4 EiB": (header, "verify"),
     "scores that unpack to 8 GiB": (npz_bomb, "scores"),
