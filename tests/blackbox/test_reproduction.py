@@ -63,7 +63,7 @@ def run_alone(file: Path) -> subprocess.CompletedProcess[str]:
 )  # fmt: skip
 def test_what_is_refuted_is_shown_without_the_project(name: str, stated: dict[str, float], more: dict[str, object], tmp_path: Path) -> None:
     (tmp_path / "faulty.py").write_text(MECHANISMS)
-    found = check(load_target(f"{tmp_path / 'faulty.py'}:{name}"), stated=stated, seconds=4, out=tmp_path / "out", **more)  # type: ignore[arg-type]
+    found = check(load_target(f"{tmp_path / 'faulty.py'}:{name}"), stated=stated, seconds=60, max_calls=40_000, out=tmp_path / "out", **more)  # type: ignore[arg-type]
     assert found.refuted and found.case is not None and "case" not in (tmp_path / "out" / "findings.json").read_text()
     done = run_alone(tmp_path / "out" / "reproduce.py")
     assert done.returncode == 0 and done.stdout.splitlines()[-1].startswith("REFUTED: epsilon = "), done.stdout + done.stderr
