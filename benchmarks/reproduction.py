@@ -76,7 +76,7 @@ def mark_stale(lines: Sequence[OverviewLine], scale: str = "small") -> list[Over
     today = {name: current_digests(find_entry(name), scale, "cpu") for name in dict.fromkeys(x.entry for x in lines)}
 
     def is_current(line: OverviewLine) -> bool:
-        return bool(line.settings) and line.settings == today[line.entry].get(line.column.removesuffix(STAND_IN))
+        return line.settings in today[line.entry].get(line.column.removesuffix(STAND_IN), ())
 
     return [replace(line, stale="" if is_current(line) else STALE) for line in lines]
 

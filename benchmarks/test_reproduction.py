@@ -44,7 +44,7 @@ def test_it_is_written_as_it_was_read(tmp_path: Path) -> None:
 def test_new_columns_take_the_place_of_theirs_and_old_settings_are_marked() -> None:
     lines = [line for line in TABLE.read() if line.entry == "feddm.table2"]
     column = lines[0].column.removesuffix(" (on a stand-in)")
-    fresh = replace(lines[0], verdict="holds", detail="new", settings=current_digests(load_catalogue()["feddm.table2"], "small", "cpu")[column])
+    fresh = replace(lines[0], verdict="holds", detail="new", settings=current_digests(load_catalogue()["feddm.table2"], "small", "cpu")[column][0])
     merged = merge_lines(lines, [fresh])
     assert len(merged) == len(lines) and merged[0].detail == "new"
     old = replace(lines[1], settings="00000000")

@@ -136,15 +136,25 @@ def _lines_of_entry(entry: PaperEntry, folder: Path) -> Iterator[OverviewLine]:
             yield _column_line(entry, folder.name, result, column, today)
 
 
-def current_digests(entry: PaperEntry, scale: str, device: str) -> dict[str, str]:
-    """Column -> the digest that its results would have today."""
+def current_digests(entry: PaperEntry, scale: str, device: str) -> dict[str, tuple[str, str]]:
+    """Column -> the digests that its results may have today: of all its rows, and of those that a statement compares, as a
+    row that none compares may be newer than they are."""
     cells = paper_cells(entry, scale, device)
-    names = dict.fromkeys(cell.column for cell in cells)
-    return {name: settings_digest([cell for cell in cells if cell.column == name]) for name in names}
+    said = {row for one in entry.ahead for row in (one.better, one.worse)}
+    found = {}
+    for name in dict.fromkeys(cell.column for cell in cells):
+        column = [cell for cell in cells if cell.column == name]
+        compared = [cell for cell in column if cell.printed is not None or cell.row in said]
+        found[name] = settings_digest(column), settings_digest(compared)
+    return found
 
 
 def _column_line(
-    entry: PaperEntry, scale: str, result: Mapping[str, Any], column: Mapping[str, Any], today: Mapping[str, str]
+    entry: PaperEntry,
+    scale: str,
+    result: Mapping[str, Any],
+    column: Mapping[str, Any],
+    today: Mapping[str, Sequence[str]],
 ) -> OverviewLine:
     statement, verdict, detail = _judge_column(column)
     other = any(one["key"] in ("data.name", "data.source") for one in result["fidelity"])
@@ -162,7 +172,7 @@ def _column_line(
         page=f"{entry.name}/{ENTRY_PAGE}",
         made="; ".join(filter(None, made)),
         settings=settings,
-        stale="" if settings and settings == today.get(column["column"]) else STALE,
+        stale="" if settings in today.get(column["column"], ()) else STALE,
     )
 
 
@@ -172,7 +182,8 @@ def _judge_column(column: Mapping[str, Any]) -> tuple[str, str, str]:
     pairs = leader["pairs"] if leader else said
     if not pairs:
         return "the paper prints no numbers to compare with", NOTHING_TO_COMPARE, ""
-    judged = OrderStatement(tuple(RowPair(**{name: pair[name] for name in PAIR_FIELDS}) for pair in pairs))
+    known = [{name: pair[name] for name in PAIR_FIELDS if name in pair} for pair in pairs]
+    judged = OrderStatement(tuple(RowPair(**one) for one in known))
     least = f"{100 * min(pair.gain for pair in judged.pairs):+.1f} points"
     if leader:
         statement, agreed = f"{row_label(judged.pairs[0].better)} ahead of all others", column["kendall"]
