@@ -123,8 +123,9 @@ def read_run_config(path: Path) -> Mapping[str, Any]:
     return use_current_names(data) if isinstance(data, dict) else {}
 
 
-def read_run_record(path: Path | str) -> RunRecord:
-    """A run folder. Raises FindingsError (one line) if it is none, of another schema, or damaged."""
+def read_run_record(path: Path | str, config: Mapping[str, Any] | None = None) -> RunRecord:
+    """A run folder. Raises FindingsError (one line) if it is none, of another schema, or damaged. config: what
+    ``read_run_config`` gives, where that is known."""
     path = Path(path)
     if not path.is_dir():
         raise FindingsError(f"{path}: no such folder")
@@ -134,7 +135,7 @@ def read_run_record(path: Path | str) -> RunRecord:
         path,
         load_findings(path),
         _read_optional_json(path / "ledger.json"),
-        read_run_config(path / "config.yaml"),
+        read_run_config(path / "config.yaml") if config is None else config,
         _read_optional_json(path / "manifest.json"),
     )
 
