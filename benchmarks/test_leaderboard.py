@@ -23,6 +23,13 @@ def test_the_page_and_its_tables_are_made_from_the_kept_runs() -> None:
     assert sentence(kept(KEPT), "digits", 3, 0.5) in text
 
 
+def test_the_readme_says_what_the_runs_say() -> None:
+    runs, told = kept(KEPT), (PAGE.parents[1] / "README.md").read_text(encoding="utf-8")
+    for epsilon in (1.0, 3.0):
+        values = [runs[Cell("dp_head_scattering", "fashion_mnist", 0.5, 1, epsilon, seed)].accuracy for seed in SEEDS]
+        assert f"{shown(values).rpartition(' ')[0]} % at ε {epsilon:g}" in told
+
+
 def test_every_run_spent_no_more_than_was_asked_for() -> None:
     runs = kept(KEPT)
     assert len(runs) == len(KEPT.read_text().splitlines()) > 20
