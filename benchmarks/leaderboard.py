@@ -69,31 +69,25 @@ DATA, ALPHAS, CLIENTS, EPSILONS, SEEDS = ("digits", "fashion_mnist", "mnist"), (
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "leaderboard.md"
 GUIDED = """
 `feddm_guided_dp` is a data set: its figure is that of a ConvNet trained on 16,000 released images with soft labels, and what it
-lacks of `dp_head` is what distilling costs. On the seed that settings were chosen on, at ε 3: a head that sees images at 64
-pixels has 80.5 %, but a network that learns from it 68 to 75 %, as images are drawn; a head that sees them at 32 has 78 %,
-and the network 73 to 76 %, probably because there is less in its answers that a small network cannot follow. Given the records
-themselves with the labels of the head at 64 pixels, the network has 80.7 %, so images are what it lacks. Drawn from an exact
-normal distribution of each class they give 73 to 75 %, around twenty exact means of each class 76.7 %; five to fifteen noised
-means gave 59 to 61 % at ε 3, where one mean gave 66 % (none of these under textures).
+lacks of `dp_head` is what distilling costs. Images are what it lacks: given the records themselves with the labels of a head that
+has 80.5 %, the network has 80.7 % (seed 7, ε 3), on images as they are drawn 68 to 75 %. Under a head that sees images at 32
+pixels instead of 64, and has 78 %, it has 73 to 76 %. Images from an exact normal distribution of each class give 73 to 75 %,
+around twenty exact means of each class 76.7 %; five to fifteen noised means gave 59 to 61 %, where one gave 66 % (no textures).
 
 On the reported seeds, 3 clients, α = 0.5, at ε 1, 3 and 10: a multilayer perceptron trained on the same images has 68.5 ± 1.8, 73.8 ± 2.0 and 75.8 ± 1.7 %, the head that labelled them 74.1 ± 1.3,
 80.0 ± 1.0 and 82.7 ± 1.0 % (`python -m benchmarks.dp_utility --only guided --epsilons 1 3 10 --seeds 0 1 2`). At ε 1 it is the
 head that is weak: it has 70 % of a budget of which `dp_head` has all, and sees smaller images.
 
-Neither another trainer nor more images closes that gap. At ε 3, seed 7, one training each, on 4,000 training records of no
-client, where the head has 81.7 %, the network has 76.9 and 76.5 % (two starts), and with a rate that falls as a cosine after a
-warm-up, averaged weights and clipped gradients 76.5 %; with these and labels at twice the temperature 76.8 %, logits fitted by
-their squared error 75.8 %, images mirrored at random 75.2 %. Twice the rate, warmed up and clipped: 75.2 %; ten times the weight
-decay: 76.3 %. 40,000 images in twice as many steps: 77.1 %; a third of the images as sharp silhouettes: 77.1 %; half of them
-mixed by smooth masks, a quarter silhouettes: 76.5 %; textures of photographs: 76.7 %. So the trainer stayed as it was.
+Neither another trainer nor more images closes that gap. At ε 3, seed 7, on 4,000 training records of no client, where the head has
+81.7 %, the network has 76.9 and 76.5 % (two starts). Other rates, averaged weights, clipped gradients, weight decay, temperatures,
+squared error or mirrored images give 75.2 to 76.8 %, 40,000 images in twice as many steps or a third of them as sharp silhouettes
+77.1 %, smooth masks 76.5 %, textures of photographs 76.7 %.
 
-Nor does the gap close where head and network see only the 12 x 12 lowest frequencies of an image, so that drawn images lack
-nothing that is looked at; the frequencies beyond what was released vary by a power law (10,000 test records). With exact
-statistics of the records (seed 7, means of two trainings) and a head without noise, which has 83.8 %, the network has 80.9 % on
-images from a normal distribution of each class, 79.5 % where all classes share one covariance. With what is released at ε 3 (seeds 7
-and 17, one training each), where the head has 80.4 and 79.7 %, it has 73.9 and 74.9 %, and 76.3 and 75.4 % on pushed images; with
-exact means in their place 75.1 and 75.2 %, with an exact covariance too 76.8 and 73.6 %. So most of the gap is there without
-noise: images drawn from normal distributions already cost three to four points."""
+Nor does it close where head and network see only the 12 x 12 lowest frequencies, so that drawn images lack nothing that is looked
+at. With exact statistics and a head without noise, which has 83.8 %, the network has 80.9 % on images from a normal distribution
+of each class, 79.5 % where classes share a covariance. With what is released at ε 3 (seeds 7 and 17), where the head has 80.4 and
+79.7 %, it has 73.9 and 74.9 %, on pushed images 76.3 and 75.4 %; with exact means 75.1 and 75.2 %, with an exact covariance too 76.8 and
+73.6 %. So images drawn from normal distributions cost three to four points even without noise."""
 KEPT = Path(__file__).resolve().parent / "leaderboard.jsonl"
 
 
