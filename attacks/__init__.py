@@ -6,9 +6,12 @@ from types import ModuleType
 from typing import Any
 
 MOVED_MODULES = {  # names that can still be imported -> the module that holds the same today
+    "attacks.arrays": "attacks.tensors",
+    "attacks.gpu": "attacks.tensors",
     "attacks.lpips": "attacks.images",
     "attacks.one_run": "attacks.epsilon",
     "attacks.tradeoff": "attacks.epsilon",
+    "attacks.membership.blind_baseline": "attacks.membership.attack",
     "attacks.inversion.reconstruction": "attacks.inversion.victim",
     "attacks.inversion.seethrough": "attacks.inversion.gradient",
 }

@@ -1,8 +1,5 @@
-"""Canaries: records crafted for audits, and the scores of many of them in one noisy transcript.
-
-Every set is (x (n, c, h, w) float32 in [0, 1], y (n,) int64). A bound measured with canaries is about the worst case that
-a guarantee must cover, not about an average record.
-"""
+"""Canaries: records crafted for audits, and the scores of many of them in one noisy transcript. A bound measured with them is
+about the worst case that a guarantee must cover, not about an average record."""
 
 from __future__ import annotations
 
@@ -110,8 +107,7 @@ def craft_canaries(
 
     contribution(x, y) -> (b, p), differentiable in x and row by row: what each record adds to the
     released quantity. Maximised is its Euclidean norm, or its inner product with ``direction`` (p,),
-    e.g. minus the sum of the others' contributions, where an aggregate is clipped. The best iterate
-    of each record is kept, so no canary does worse than its start.
+    e.g. minus the sum of the others' contributions, where an aggregate is clipped. No canary does worse than its start.
     """
     if not steps >= 1 or not step_size > 0:
         raise ValueError(f"steps={steps}, step_size={step_size}: positive numbers are needed")
@@ -119,7 +115,10 @@ def craft_canaries(
     record = torch.full((len(start),), -torch.inf, dtype=start.x.dtype)
     for _ in range(steps + 1):
         leaf = x.detach().requires_grad_(True)
-        effect = _effect_sizes(contribution(leaf, start.y), direction)
+        rows = contribution(leaf, start.y)
+        if rows.ndim != 2:
+            raise ValueError(f"contribution returned {tuple(rows.shape)}: (b, p) is needed")
+        effect = rows.norm(dim=1) if direction is None else rows @ direction
         (slope,) = torch.autograd.grad(effect.sum(), leaf)
         better = effect.detach() > record
         best[better], record[better] = x[better], effect.detach()[better].to(record.dtype)
@@ -127,20 +126,13 @@ def craft_canaries(
     return Canaries(best, start.y, tuple(f"crafted:{name}" for name in start.names))
 
 
-def _effect_sizes(rows: Tensor, direction: Tensor | None) -> Tensor:
-    if rows.ndim != 2:
-        raise ValueError(f"contribution returned {tuple(rows.shape)}: (b, p) is needed")
-    return rows.norm(dim=1) if direction is None else rows @ direction
-
-
 # Scores of many canaries in one noisy transcript, by regression on the whole signal.
 #
 # A release of a clipped sum is y = sum over canaries of z_i a_i + noise, once what the other records add is taken off: a_i
 # is what canary i adds (which an adversary who knows the canaries, the public maps and all earlier releases computes), and
-# z_i is 1 where the canary is in and was sampled. Noise is Gaussian with a stated scale. The best linear estimate of all
-# z_i together decorrelates canaries that point the same way. How a score is computed needs no care for the bound: the
-# one-run bounds hold for every score that does not look at the coins. So where the signal has directions that no canary
-# reaches, the noise is measured there, and a release with less noise than it states is read with what it has.
+# z_i is 1 where the canary is in and was sampled. The best linear estimate of all z_i together decorrelates canaries that
+# point the same way. The one-run bounds hold for every score that does not look at the coins. So where the signal has
+# directions that no canary reaches, the noise is measured there, and a release with less than it states is read with what it has.
 
 MIN_FREE_DIRECTIONS = 10  # directions free of canaries, at least, to measure the noise in
 
@@ -149,8 +141,7 @@ MIN_FREE_DIRECTIONS = 10  # directions free of canaries, at least, to measure th
 class CanaryScores:
     """Log likelihood ratios, in against out, of m canaries; releases are added one by one.
 
-    Full-batch releases are regressed on together, for a canary is in all of them or in none. Poisson-sampled ones are
-    taken one at a time, since each has coins of its own.
+    Full-batch releases are regressed on together; Poisson-sampled ones one at a time, since each has coins of its own.
     """
 
     count: int

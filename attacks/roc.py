@@ -1,8 +1,5 @@
-"""ROC curves, exact with ties, and the intervals that belong beside them.
-
-Every curve has one vertex per distinct score, starts at (0, 0) and ends at (1, 1); nothing is
-interpolated, so a rate is one that a deterministic threshold attains.
-"""
+"""ROC curves, exact with ties, and the intervals that belong beside them. Nothing is interpolated: a rate is one that a
+deterministic threshold attains."""
 
 from __future__ import annotations
 
@@ -36,8 +33,8 @@ class Roc:
 def roc(scores: Any, member: Any) -> Roc:
     """The exact ROC curve of ``scores`` (n,), larger = member, against ``member`` (n,) bool.
 
-    AUC is the Mann-Whitney statistic with ties counted one half, from integer counts. Raises
-    ValueError for NaN, for unequal lengths, and where members or non-members are missing.
+    AUC is the Mann-Whitney statistic with ties counted one half. Raises ValueError for NaN, for unequal lengths, and
+    where members or non-members are missing.
     """
     values, inside = _check_scores_and_members(scores, member)
     order = np.argsort(-values, kind="stable")
@@ -52,15 +49,9 @@ def roc(scores: Any, member: Any) -> Roc:
     return Roc(torch.from_numpy(fp / fp[-1]), torch.from_numpy(tp / tp[-1]), torch.from_numpy(thresholds), area)
 
 
-def thin_curve(curve: Roc, points: int = 200, lowest: float = 1e-4) -> tuple[Tensor, Tensor]:
-    """(fpr, tpr) with at most ``points`` + 2 vertices for a log-log figure, by step lookup.
-
-    Each kept point is a vertex of the curve (the last one at or below a log-spaced FPR), never an
-    interpolation between two.
-    """
-    if not points >= 2 or not 0 < lowest < 1:
-        raise ValueError(f"points={points}, lowest={lowest}: points >= 2 and 0 < lowest < 1 are needed")
-    grid = np.concatenate([[0.0], np.geomspace(lowest, 1.0, points)])
+def thin_curve(curve: Roc, points: int = 200) -> tuple[Tensor, Tensor]:
+    """(fpr, tpr) with at most ``points`` + 2 vertices for a log-log figure: each the last at or below a log-spaced FPR."""
+    grid = np.concatenate([[0.0], np.geomspace(1e-4, 1.0, points)])
     at = np.searchsorted(curve.fpr.numpy(), grid, side="right") - 1
     keep = torch.from_numpy(np.unique(np.append(at, len(curve.fpr) - 1)))
     return curve.fpr[keep], curve.tpr[keep]
@@ -75,12 +66,11 @@ def tpr_at_fpr(
     clusters: Clusters = (),
     curve: Roc | None = None,
 ) -> tuple[float, tuple[float, float], bool]:
-    """The largest true-positive rate at a false-positive rate of at most ``fpr`` (no interpolation).
+    """The largest true-positive rate at a false-positive rate of at most ``fpr``: (tpr, (lo, hi), resolvable).
 
-    Returns (tpr, (lo, hi), resolvable). The interval is Clopper and Pearson's (1934) on the members at
-    that threshold; it does not count the threshold's own randomness. With ``clusters`` it stands on
-    the effective sample size (Korn and Graubard 1998). Not resolvable: fewer than 1/fpr non-members. curve: ``roc`` of these
-    very scores, where it is known.
+    The interval is Clopper and Pearson's (1934) on the members at that threshold; it does not count the threshold's own
+    randomness. With ``clusters`` it stands on the effective sample size (Korn and Graubard 1998). Not resolvable: fewer
+    than 1/fpr non-members. curve: ``roc`` of these very scores, where it is known.
     """
     if not 0 < fpr <= 1:
         raise ValueError(f"fpr={fpr}: a rate in (0, 1] is needed")
@@ -97,13 +87,11 @@ def tpr_at_fpr(
 def auc_interval(scores: Any, member: Any, confidence: float = 0.95, *, clusters: Clusters = ()) -> tuple[float, float]:
     """An interval for the AUC from DeLong's (1988) structural components, cut to [0, 1].
 
-    ``clusters``: label arrays (n,), e.g. (record, world) of pooled leave-one-world-out scores. Scores
-    that share a label may then depend on each other: the variance is the sum of each way's cluster
-    variance (Cameron, Gelbach and Miller 2011, without subtracting their overlap, which errs on the
-    wide side), with Student's t at the smallest number of clusters less one. Without clusters
-    scores must be independent.
-    Where one class wholly outranks the other the variance is zero; the limit is then exact,
-    (alpha/2)^(1/m) for m disjoint pairs.
+    ``clusters``: label arrays (n,), e.g. (record, world) of pooled leave-one-world-out scores, within which scores may depend
+    on each other: the variance is the sum of each way's cluster variance (Cameron, Gelbach and Miller 2011, without
+    subtracting their overlap, which errs on the wide side), with Student's t at the smallest number of clusters less one.
+    Where one class wholly outranks the other the variance is zero; the limit is then exact, (alpha/2)^(1/m) for m
+    disjoint pairs.
     """
     if not 0 < confidence < 1:
         raise ValueError(f"confidence={confidence}: a number in (0, 1) is needed")
@@ -115,7 +103,12 @@ def auc_interval(scores: Any, member: Any, confidence: float = 0.95, *, clusters
     if area in (0.0, 1.0):
         edge = half ** (1 / smallest)
         return (float(edge), 1.0) if area == 1.0 else (0.0, float(1 - edge))
-    spread = float(np.sqrt(_auc_variance(influence, groups, inside)))
+    if groups:
+        variance = _clustered_variance(influence, groups)
+    else:
+        sides = [influence[side] for side in (inside, ~inside)]
+        variance = sum(float((s**2).sum()) * len(s) / max(len(s) - 1, 1) for s in sides)
+    spread = float(np.sqrt(variance))
     reach = float(t.ppf(1 - half, max(smallest - 1, 1))) * spread
     return max(0.0, area - reach), min(1.0, area + reach)
 
@@ -134,14 +127,6 @@ def _auc_influence(values: np.ndarray, inside: np.ndarray) -> tuple[np.ndarray, 
     placement = np.where(inside, below / negative, 1 - under / positive)
     area = float(placement[inside].mean())
     return (placement - area) / np.where(inside, positive, negative), area
-
-
-def _auc_variance(influence: np.ndarray, groups: Sequence[np.ndarray], inside: np.ndarray) -> float:
-    if not groups:
-        sizes = [int(inside.sum()), int((~inside).sum())]
-        sums = [float((influence[side] ** 2).sum()) for side in (inside, ~inside)]
-        return sum(s * n / max(n - 1, 1) for s, n in zip(sums, sizes))
-    return _clustered_variance(influence, groups)
 
 
 def _clustered_variance(influence: np.ndarray, groups: Sequence[np.ndarray]) -> float:

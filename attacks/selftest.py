@@ -2,7 +2,7 @@
 
 Three mechanisms with known epsilon: a null, Laplace (epsilon 1) and Gaussian (mu 1). A bound that
 claims 95 % may exceed the truth in 5 % of audits. The exit status is 1 where a finite-sample bound
-does so significantly more often; a Gaussian-only or credible bound may, and the table shows where.
+does so significantly more often.
 """
 
 from __future__ import annotations
@@ -24,15 +24,6 @@ Estimator = Callable[[np.ndarray, np.ndarray, np.random.Generator], Bound]
 
 
 @dataclass(frozen=True)
-class KnownMechanism:
-    """draw(member, rng) -> one output per trial; epsilon: its exact value at DELTA."""
-
-    name: str
-    epsilon: float
-    draw: Sampler
-
-
-@dataclass(frozen=True)
 class CoverageRow:
     """One estimator on one mechanism: in how many runs it was above the truth, and its mean."""
 
@@ -50,12 +41,12 @@ class CoverageRow:
         return bool(chance_of_at_least(self.above, self.runs, 1 - CONFIDENCE) < 1e-3)
 
 
-MECHANISMS = (
-    KnownMechanism("null", 0.0, lambda member, rng: rng.normal(size=len(member))),
+MECHANISMS: dict[str, tuple[float, Sampler]] = {  # exact epsilon at DELTA, one output a trial
+    "null": (0.0, lambda member, rng: rng.normal(size=len(member))),
     # for sensitivity and scale 1: delta = 1 - e^((epsilon - 1) / 2)
-    KnownMechanism("Laplace", 1 + 2 * math.log1p(-DELTA), lambda member, rng: member + rng.laplace(size=len(member))),
-    KnownMechanism("Gaussian", gaussian_epsilon(1.0, DELTA), lambda member, rng: member + rng.normal(size=len(member))),
-)
+    "Laplace": (1 + 2 * math.log1p(-DELTA), lambda member, rng: member + rng.laplace(size=len(member))),
+    "Gaussian": (gaussian_epsilon(1.0, DELTA), lambda member, rng: member + rng.normal(size=len(member))),
+}
 
 
 def bound_estimators(trials: int) -> dict[str, Estimator]:
@@ -88,16 +79,19 @@ def run_selftest(runs: int, trials: int, seed: int = 0) -> list[CoverageRow]:
     """Audit each mechanism ``runs`` times with ``trials`` independent trials, half of them members on average."""
     if not runs >= 1 or not trials >= 40:
         raise ValueError(f"runs={runs}, trials={trials}: runs >= 1 and trials >= 40 are needed")
-    rows = []
-    for number, mechanism in enumerate(MECHANISMS):
+    rows, estimators = [], bound_estimators(trials)
+    for number, (mechanism, (epsilon, draw)) in enumerate(MECHANISMS.items()):
         rng = np.random.default_rng([seed, number])
-        bounds: dict[str, list[Bound]] = {name: [] for name in bound_estimators(trials)}
+        bounds: dict[str, list[Bound]] = {name: [] for name in estimators}
         for _ in range(runs):
             member = rng.random(trials) < 0.5
-            scores = mechanism.draw(member, rng)
-            for name, estimate in bound_estimators(trials).items():
+            scores = draw(member, rng)
+            for name, estimate in estimators.items():
                 bounds[name].append(estimate(scores, member, rng))
-        rows += [_coverage_row(mechanism, name, found) for name, found in bounds.items()]
+        for name, found in bounds.items():
+            values = np.array([bound.value for bound in found])
+            above = int((values > epsilon).sum())
+            rows.append(CoverageRow(mechanism, epsilon, name, found[0].validity, above, runs, float(values.mean())))
     return rows
 
 
@@ -125,14 +119,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(format_table(rows))
     print(f"\n{options.runs} audits of {options.trials} trials each, delta {DELTA:g}.")
     return int(any(row.exceeds_level and row.validity == "finite_sample" for row in rows))
-
-
-def _coverage_row(mechanism: KnownMechanism, name: str, bounds: Sequence[Bound]) -> CoverageRow:
-    values = np.array([bound.value for bound in bounds])
-    above = int((values > mechanism.epsilon).sum())
-    return CoverageRow(
-        mechanism.name, mechanism.epsilon, name, bounds[0].validity, above, len(values), float(values.mean())
-    )
 
 
 if __name__ == "__main__":

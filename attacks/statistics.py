@@ -1,7 +1,6 @@
 """Rates and their limits, shares of an error probability, and the checks of what they are computed from. Imports no torch.
 
-The limits of a rate are Clopper and Pearson's (1934): they hold for any number of trials. Counts may be arrays, and
-fractions, as an effective sample size gives them.
+The limits of a rate are Clopper and Pearson's (1934), at any number of trials. Counts may be arrays, and fractions.
 """
 
 from __future__ import annotations
@@ -63,9 +62,9 @@ def shared_confidence(confidence: float, tests: int) -> float:
 
 
 def largest_refuted(refuted: Callable[[float], bool], *, steps: int = 40, limit: float = 1e4) -> float:
-    """The largest value, up to rounding downwards, that a test refutes; 0 where it does not refute 0.
+    """The largest value, up to rounding downwards and to ``limit``, that a test refutes; 0 where it does not refute 0.
 
-    refuted: value -> bool, true below some point and false above it; values above ``limit`` are not tried.
+    refuted: value -> bool, true below some point and false above it.
     """
     if not refuted(0.0):
         return 0.0

@@ -1,8 +1,6 @@
 """The types that attacks and their callers share: surfaces, views, evidence, findings.
 
-``attacks`` knows arrays, tensors and callables and never imports the training stack, so it audits
-any federated system that can hand over a ``View``. What an attacker holds is in the ``View``; what
-only the evaluator holds is in ``Truth``. An attack never receives a ``Truth``.
+What an attacker holds is in the ``View``; what only the evaluator holds is in ``Truth``. An attack never receives a ``Truth``.
 """
 
 from __future__ import annotations
@@ -78,13 +76,12 @@ class Capture:
 class Knowledge:
     """What the adversary knows beside the artifact itself.
 
-    shape: (c, h, w) of a record in [0, 1]; classes: number of labels; public_x (m, c, h, w) and
-    public_y (m,): records of the same distribution that belong to no audited client; model: the
-    architecture whose parameters travel (in the victim's own mode), loaded with the broadcast;
-    maps: named callables, x (b, c, h, w) -> (b, ...), e.g. ``feature`` for FedFed's protected
-    features or ``projection`` for FedRD's; settings: plain numbers of the protocol (lr, momentum,
-    local_steps, batch_size, noise_std, ...); known: records that this adversary happens to hold, with
-    the row of the release that stems from each ("x" (k, c, h, w), "row" (k,)).
+    shape: (c, h, w) of a record in [0, 1]; public_x (m, c, h, w) and public_y (m,): records of the same distribution that
+    belong to no audited client; model: the architecture whose parameters travel (in the victim's own mode), loaded with
+    the broadcast; maps: named callables, x (b, c, h, w) -> (b, ...), e.g. ``feature`` for FedFed's protected
+    features or ``projection`` for FedRD's; settings: plain numbers of the protocol (lr, momentum, local_steps, batch_size,
+    noise_std, ...); known: records that this adversary happens to hold, with the row of the release that stems from each
+    ("x" (k, c, h, w), "row" (k,)).
     """
 
     shape: tuple[int, int, int]
@@ -102,11 +99,10 @@ class Worlds:
     """Signals of K replays of the victim, the sources of K shadow models; row 0 is the run that really happened.
 
     signals: name -> (K, n), larger = more like a member; masks: (K, n) bool, True = in;
-    logits: optional (K, n, C) of the model that each replay released or that its artifact trains;
-    blind: (n,) scores of an attack that never sees any artifact; labels: (n,); rounds: the signals in R rounds of the
-    run, (K, n, R) with the same coins in all, the last being that of ``signals``; {} where there is one round only;
-    records: (n, c, h, w), the audited records themselves, of which the attacker asks whether each is in; kinds: positions
-    (m,) of audited records that were made hard to fit, by what was done to them.
+    logits: (K, n, C) of the model that each replay released or that its artifact trains; blind: (n,) scores of an attack
+    that never sees any artifact; labels: (n,); rounds: the signals in R rounds of the run, (K, n, R) with the same coins in
+    all, the last being that of ``signals``; records: (n, c, h, w), the audited records themselves; kinds: positions (m,)
+    of audited records that were made hard to fit, by what was done to them.
     """
 
     signals: Mapping[str, Tensor]
@@ -149,8 +145,7 @@ class Truth:
 
     x (n, c, h, w) and y (n,): the victim's training records; heldout_x: records of the same client
     that it did not train on; counts: (classes,) true label counts; virtual: images that stand
-    between records and artifact (FedLGD), if any; rows: (n,) the row of a per-record release that
-    stems from each record, where there is one.
+    between records and artifact (FedLGD); rows: (n,) the row of a per-record release that stems from each record.
     """
 
     x: Tensor
@@ -192,12 +187,10 @@ class Finding:
 class Attack(ABC):
     """One attack: which surfaces it reads, and how it turns a view into a finding.
 
-    ``run`` sees the view only; ``judge`` belongs to the evaluator and compares with the truth. Subclasses
-    are usually frozen dataclasses whose fields are their settings. least_worlds: the fewest
-    models (target and shadow models together, K of ``Worlds``) that a membership attack can run on. whole_client:
+    ``run`` sees the view only; ``judge`` belongs to the evaluator. Subclasses are usually frozen dataclasses whose fields are
+    their settings. least_worlds: the fewest models (K of ``Worlds``) that a membership attack can run on. whole_client:
     whether a gradient inversion reads what the audited client really sent, instead of what it would send if it
-    held one record. on_gpu: whether ``run`` and ``judge`` work where the view's tensors are, so that with
-    ``device=cuda`` they are handed tensors on the GPU; ``generator`` stays on the CPU.
+    held one record. on_gpu: whether ``run`` and ``judge`` work where the view's tensors are; ``generator`` stays on the CPU.
     """
 
     if TYPE_CHECKING:  # class variables or fields, as it suits the attack

@@ -1,8 +1,7 @@
 """Checks of what others bring: ranges of settings, names that a subclass may define, npz files from strangers. Imports no torch.
 
-A check of a range raises ValueError, one line, for the first field of ``settings`` that is out of its range; infinity and
-NaN lie in none of them. A hook that is not declared is never called, and an audit that skips it would under-report the
-leak. What an npz file declares is checked before any of it is unpacked.
+A check of a range raises ValueError, one line, for the first field of ``settings`` that is out of it; infinity and NaN
+always are. A hook that is not declared is never called, and an audit that skips it would under-report the leak.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 import difflib
 import math
 import zipfile
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from math import inf
 from numbers import Integral, Real
 from pathlib import Path
@@ -33,19 +32,13 @@ def check_archive(path: str | Path, limit: int = MAX_ARCHIVE_BYTES) -> None:
             if total > limit:
                 raise ValueError(f"more than {limit >> 20} MiB of arrays")
             with archive.open(member) as file:
-                shape, dtype = _read_npy_header(file)
+                version = np.lib.format.read_magic(file)
+                read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+                shape, _, dtype = read(file)
             if dtype.hasobject:
                 raise ValueError(f"{member.filename}: pickled objects")
             if math.prod(shape) * dtype.itemsize > member.file_size:
                 raise ValueError(f"{member.filename}: shape {shape} is larger than its data")
-
-
-def _read_npy_header(file: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    """(shape, type) from an npy file's header."""
-    version = np.lib.format.read_magic(file)
-    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-    shape, _, dtype = read(file)
-    return shape, dtype
 
 
 MISSPELLING_SIMILARITY = 0.8  # similarity (difflib's ratio) from which a setting's name is taken for a misspelt hook
@@ -80,41 +73,34 @@ def declared_hooks(cls: type) -> frozenset[str]:
     return frozenset(name for name, _ in _public_names(cls))
 
 
-def check_counts(settings: object, *names: str, least: int = 1, under: str = "") -> None:
-    """Whole numbers of at least ``least``, numpy's among them."""
+def _is_number(value: object) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def _check_fields(settings: object, names: Sequence[str], under: str, fits: Callable[[Any], bool], needed: str) -> None:
     for name in names:
         value = getattr(settings, name)
-        if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
-            raise ValueError(f"{under}{name}={value!r}: a whole number of at least {least} is needed")
+        if not fits(value):
+            raise ValueError(f"{under}{name}={value!r}: {needed} is needed")
+
+
+def check_counts(settings: object, *names: str, least: int = 1, under: str = "") -> None:
+    """Whole numbers of at least ``least``, numpy's among them."""
+    fits = lambda n: isinstance(n, Integral) and not isinstance(n, bool) and int(n) >= least  # noqa: E731
+    _check_fields(settings, names, under, fits, f"a whole number of at least {least}")
 
 
 def check_positive(settings: object, *names: str, under: str = "") -> None:
-    """Finite numbers above 0."""
-    for name in names:
-        value = getattr(settings, name)
-        number = isinstance(value, Real) and not isinstance(value, bool)
-        if not number or not 0 < value < inf:
-            raise ValueError(f"{under}{name}={value!r}: a finite number above 0 is needed")
+    _check_fields(settings, names, under, lambda x: _is_number(x) and 0 < x < inf, "a finite number above 0")
 
 
 def check_non_negative(settings: object, *names: str, under: str = "") -> None:
-    """Finite numbers from 0: weights of a term, and deviations."""
-    for name in names:
-        if not 0 <= getattr(settings, name) < inf:
-            raise ValueError(f"{under}{name}={getattr(settings, name)!r}: a finite number from 0 is needed")
+    _check_fields(settings, names, under, lambda x: 0 <= x < inf, "a finite number from 0")
 
 
-def check_probability(settings: object, *names: str, under: str = "") -> None:
-    """Numbers in (0, 1]."""
-    for name in names:
-        value = getattr(settings, name)
-        number = isinstance(value, Real) and not isinstance(value, bool)
-        if not number or not 0 < value <= 1:
-            raise ValueError(f"{under}{name}={value!r}: a number in (0, 1] is needed")
+def check_probability(settings: object, *names: str) -> None:
+    _check_fields(settings, names, "", lambda x: _is_number(x) and 0 < x <= 1, "a number in (0, 1]")
 
 
 def check_below_one(settings: object, *names: str, under: str = "") -> None:
-    """Numbers in [0, 1): momenta."""
-    for name in names:
-        if not 0 <= getattr(settings, name) < 1:
-            raise ValueError(f"{under}{name}={getattr(settings, name)!r}: a number in [0, 1) is needed")
+    _check_fields(settings, names, under, lambda x: 0 <= x < 1, "a number in [0, 1)")

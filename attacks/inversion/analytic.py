@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from attacks.arrays import accepts_numpy
 from attacks.inversion.evaluation import _require_images, compare_with_records, own_records
 from attacks.inversion.feature_inversion import WhiteBox
 from attacks.inversion.victim import (
@@ -20,6 +19,7 @@ from attacks.inversion.victim import (
     observed_gradients,
     victim_model,
 )
+from attacks.tensors import accepts_numpy
 from attacks.types import SERVER_ONLY, UPDATE_SURFACES, Attack, Capture, Evidence, Family, Finding, Truth, View
 from attacks.validation import check_counts
 
@@ -28,10 +28,8 @@ from attacks.validation import check_counts
 def linear_inputs(weight_grad: Tensor, bias_grad: Tensor) -> Tensor:
     """Candidates for the layer's input, (rows, d), the most reliable first.
 
-    dL/dW[i] = dL/db[i] * x, so x = dW[i] / db[i] for every row with db[i] != 0. Rows come in
-    descending |db[i]|: the first is the best conditioned. One record: every row is that record
-    exactly. Several: a row is one record only where that record alone activates it, else a mixture.
-
+    dL/dW[i] = dL/db[i] * x, so x = dW[i] / db[i] for every row with db[i] != 0, in descending |db[i]|. One record: every row
+    is that record exactly. Several: a row is one record only where that record alone activates it, else a mixture.
     weight_grad: (m, d); bias_grad: (m,). Raises ValueError where no row has a bias gradient.
     """
     if weight_grad.ndim != 2 or bias_grad.shape != weight_grad.shape[:1]:
@@ -80,9 +78,8 @@ def reconstruct_from_layer(
 ) -> Reconstruction:
     """Images (b, c, h, w) from the first biased linear layer: exact where it reads the pixels.
 
-    invert: (b, d) layer inputs -> (b, c, h, w) images, the chain to feature inversion for a layer
-    that reads features. Without it the layer must have c*h*w inputs, else ValueError. Slots
-    beyond the distinct inputs found repeat the first one.
+    invert: (b, d) layer inputs -> (b, c, h, w) images, for a layer that reads features; without it the layer must have
+    c*h*w inputs, else ValueError. Slots beyond the distinct inputs found repeat the first one.
     """
     check_gradient_request(gradients, list(model.parameters()), shape)
     layers = biased_linear_layers(model)

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from attacks.arrays import accepts_numpy
 from attacks.images import negative_mse
 from attacks.inversion.evaluation import CLEAR, has_record_shape, image_qualities, pictures
 from attacks.inversion.feature_inversion import release_as_images
 from attacks.statistics import binomial_interval
+from attacks.tensors import accepts_numpy
 from attacks.types import ANY_ADVERSARY, IMAGE_SURFACES, Attack, Evidence, Family, Finding, Truth, View
 from attacks.validation import check_counts
 
@@ -22,10 +21,9 @@ from attacks.validation import check_counts
 class CopyReport:
     """member, heldout (m,): squared distance per pixel to the nearest of each side, of equal sizes.
 
-    nearest (m,): position of the nearest member. closer: share of synthetic images nearer to a
-    member (a tie counts half); interval: Clopper-Pearson, of the images without a tie. Under "no
-    copying" the share is 1/2. Synthetic images that stem from one optimisation are not
-    independent, so the interval is a lower limit on the width.
+    nearest (m,): position of the nearest member. closer: share of synthetic images nearer to a member (a tie counts half);
+    interval: Clopper-Pearson, of the images without a tie. Under "no copying" the share is 1/2. Images that stem from one
+    optimisation are not independent, so the interval is a lower limit on the width.
     """
 
     member: Tensor
@@ -37,9 +35,7 @@ class CopyReport:
 
 
 @accepts_numpy
-def compare_copies(
-    synthetic: Tensor, members: Tensor, heldout: Tensor, generator: torch.Generator, confidence: float = 0.95
-) -> CopyReport:
+def compare_copies(synthetic: Tensor, members: Tensor, heldout: Tensor, generator: torch.Generator) -> CopyReport:
     """Compare each of ``synthetic`` (m, c, h, w) with as many members as held-out records, drawn at random.
 
     members (n, c, h, w) and heldout (k, c, h, w) must stem from one distribution. Raises ValueError
@@ -53,7 +49,7 @@ def compare_copies(
     far = (-negative_mse(synthetic, heldout[outside])).amin(1)
     wins, ties = int((near < far).sum()), int((near == far).sum())
     closer = (wins + ties / 2) / len(synthetic)
-    interval = binomial_interval(wins, len(synthetic) - ties, confidence)
+    interval = binomial_interval(wins, len(synthetic) - ties)
     return CopyReport(near, far, inside[at], closer, interval, len(synthetic) - ties)
 
 
@@ -75,11 +71,9 @@ class CopyDetection(Attack):
         """images: the released ones; the attack computes nothing."""
         x = view.captures[0].value["x"].detach()
         picked = torch.randperm(len(x), generator=generator)[: self.limit]
-        shown = (
-            x[picked]
-            if has_record_shape(x, view.knowledge.shape)
-            else release_as_images(x[picked], view.knowledge.public_x)
-        )
+        shown = x[picked]
+        if not has_record_shape(x, view.knowledge.shape):
+            shown = release_as_images(shown, view.knowledge.public_x)
         return Evidence(images=shown.clamp(0, 1))
 
     def judge(self, evidence: Evidence, view: View, truth: Truth) -> Finding:
@@ -91,28 +85,16 @@ class CopyDetection(Attack):
         measures |= {"n": len(images), "identified": report.closer, "identified_chance": 0.5}
         member, heldout = (-10 * d.clamp_min(1e-20).log10() for d in (report.member, report.heldout))
         measures["baselines"] = {"psnr_nearest_heldout": float(heldout.mean())}
-        measures["pictures"] = pictures(member, [heldout], heldout) | self._chance(member, heldout)
-        measures["diagnostics"] = self._copy_diagnostics(
-            report.member, report.heldout, report.interval, report.compared
-        )
+        # without copying, an image lies as often so much nearer to a held-out record: at most so often, at 99.9 %
+        turned = binomial_interval(int((heldout - member >= CLEAR).sum()), len(member), 0.998)[1]
+        measures["pictures"] = pictures(member, [heldout], heldout) | {"chance": turned}
+        measures["diagnostics"] = {
+            "closer_interval": list(report.interval),
+            "compared": report.compared,
+            "copies": int((report.member < 1e-4).sum()),
+            "distance_member": float(report.member.mean()),
+            "distance_heldout": float(report.heldout.mean()),
+        }
         measures["note"] = "identified: share of released images nearer to a member than to any held-out record"
         figures = {"real": nearest, "reconstructed": images}
         return Finding(view.surface, self.name, self.family, view.adversary, measures, figures)
-
-    @staticmethod
-    def _chance(member: Tensor, heldout: Tensor) -> dict[str, float]:
-        """Without copying, an image lies as often so much nearer to a held-out record: at most so often, at 99.9 %."""
-        turned = int((heldout - member >= CLEAR).sum())
-        return {"chance": binomial_interval(turned, len(member), 0.998)[1]}
-
-    @staticmethod
-    def _copy_diagnostics(
-        member: Tensor, heldout: Tensor, interval: tuple[float, float], compared: int
-    ) -> Mapping[str, Any]:
-        return {
-            "closer_interval": list(interval),
-            "compared": compared,
-            "copies": int((member < 1e-4).sum()),
-            "distance_member": float(member.mean()),
-            "distance_heldout": float(heldout.mean()),
-        }

@@ -11,8 +11,8 @@ import torch
 from scipy.stats import chi2
 from torch import Tensor
 
-from attacks.arrays import accepts_numpy
 from attacks.images import MAX_PSNR, bootstrap_interval, load_pretrained_trunk, lpips, match, negative_mse, psnr, ssim
+from attacks.tensors import accepts_numpy
 from attacks.types import Attack, Evidence, Family, Finding, Truth, View
 
 
@@ -27,10 +27,7 @@ def class_mean_images(x: Tensor, y: Tensor, classes: int) -> Tensor:
 def naive_reconstructions(
     truth_y: Tensor, public_x: Tensor, public_y: Tensor, generator: torch.Generator
 ) -> Mapping[str, Tensor]:
-    """The four reconstructions that need no attack, (n, c, h, w) each, from public records and labels.
-
-    black; mean of the public data; mean of the record's class; a random public record of the class.
-    """
+    """The four reconstructions that need no attack, (n, c, h, w) each, from public records and labels."""
     classes = int(torch.cat([truth_y, public_y]).max()) + 1
     means = class_mean_images(public_x, public_y, classes)
     n = len(truth_y)
@@ -74,9 +71,8 @@ class GalleryRanks:
 def rank_in_gallery(reconstructions: Tensor, truth: Tensor, others: Tensor) -> GalleryRanks:
     """Rank of each record among itself and ``others`` by pixel distance to its reconstruction.
 
-    reconstructions, truth: (n, c, h, w) in step; others: (m, c, h, w), records that are none of
-    the truth. Each reconstruction has a gallery of its own record and the others: size m + 1. A
-    tie counts against the attacker.
+    reconstructions, truth: (n, c, h, w) in step; others: (m, c, h, w), records that are none of the truth. A tie counts
+    against the attacker.
     """
     own = negative_mse(reconstructions, truth).diagonal()
     rivals = negative_mse(reconstructions, others)
@@ -96,11 +92,6 @@ class ComparedImages:
     measures: Mapping[str, Any]
     figures: Mapping[str, Tensor]
     rows: Tensor
-
-
-def assign_records(images: Tensor, records: Tensor) -> Tensor:
-    """The record of each image, (m,), no record twice. Raises ValueError with more images than records."""
-    return match(records, images)
 
 
 def has_record_shape(images: Tensor, shape: tuple[int, int, int]) -> bool:
@@ -126,7 +117,7 @@ def compare_with_records(images: Tensor, view: View, truth: Truth, rows: Tensor 
     generator = torch.Generator().manual_seed(EVALUATION_SEED)
     images = images[: len(truth.x)].to(truth.x)
     paired = rows is not None
-    rows, choices = (rows, 1) if rows is not None else (assign_records(images, truth.x), len(truth.x))
+    rows, choices = (rows, 1) if rows is not None else (match(truth.x, images), len(truth.x))
     real, labels = truth.x[rows], truth.y[rows]
     scores = image_qualities(images, real)
     free = naive_reconstructions(labels, view.knowledge.public_x, view.knowledge.public_y, generator)
@@ -159,7 +150,7 @@ def _baseline_qualities(
     """metric_baseline -> (m,); the strongest comes first. Guesses know the labels, then choose records as well."""
     out: dict[str, Tensor] = {}
     for name in BASELINE_ORDER:
-        chosen = truth.x[rows if paired else assign_records(free[name].to(truth.x), truth.x)]
+        chosen = truth.x[rows if paired else match(truth.x, free[name].to(truth.x))]
         out |= {f"{metric}_{name}": value for metric, value in image_qualities(free[name], chosen).items()}
     return out
 
@@ -170,8 +161,8 @@ class ChanceOfGain:
 
     Among ``searched`` guesses of that class it is the closest with the chance 1 / (searched + 1). How much closer the
     closest of many points is than the next one follows a power law whose exponent is the dimension of the data (Facco,
-    d'Errico, Rodriguez, Laio 2017): ``dimension`` is its lower end at 97.5 %, from held-out records among the public ones. choices: records that a
-    picture may choose among; each is one more try.
+    d'Errico, Rodriguez, Laio 2017): ``dimension`` is its lower end at 97.5 %. choices: records that a picture may choose
+    among; each is one more try.
     """
 
     searched: int
@@ -207,7 +198,7 @@ def pictures(
     quality, closest: (m,) of each picture, and of the closest guess for the same record; blind: (m,) of each kind of guess.
     median, guess: of the pictures, and of the best kind of guess; clear: how many lie CLEAR dB above the closest guess for
     their record; best, best_guess: of the one furthest above. chance: how often a blind picture is clear; chance_best: how
-    often the best of so many blind ones gains as much. Both are absent where nothing says what chance does.
+    often the best of so many blind ones gains as much.
     """
     gain = quality.double() - closest.double()
     at = int(gain.argmax())

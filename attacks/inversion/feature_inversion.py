@@ -11,18 +11,16 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import skip_init
 
-from attacks.arrays import accepts_numpy
-from attacks.gpu import draw_ahead
 from attacks.inversion.evaluation import class_mean_images, compare_with_records, describe_no_gain
 from attacks.inversion.gradient_matching import mean_total_variation
 from attacks.inversion.victim import Reconstruction
+from attacks.tensors import accepts_numpy, draw_ahead
 from attacks.types import ANY_ADVERSARY, Attack, Capture, Evidence, Family, Finding, Surface, Truth, View
 from attacks.validation import check_counts, check_non_negative, check_positive
 
@@ -46,10 +44,9 @@ def draw_weights(network: nn.Module, generator: torch.Generator) -> None:
 class Decoder(nn.Module):
     """(b, *feature shape) -> (b, c, h, w) in [0, 1].
 
-    Works at half the image's size, where it is four times cheaper: full-size maps are folded to it
-    (four pixels to four channels), others are resized, vectors pass a linear layer; the image is
-    unfolded at the end. Inputs are standardised by the training features' mean and deviation. centres: (C, c, h, w)
-    images of the classes, from which it starts where labels are given.
+    Works at half the image's size: full-size maps are folded to it (four pixels to four channels), others are resized,
+    vectors pass a linear layer; the image is unfolded at the end. Inputs are standardised by the training features' mean and
+    deviation. centres: (C, c, h, w) images of the classes, from which it starts where labels are given.
     """
 
     def __init__(
@@ -69,9 +66,9 @@ class Decoder(nn.Module):
         self.enter = (
             nn.Identity() if self.spatial else uninitialised_layer(nn.Linear, flat, width * self.low[0] * self.low[1])
         )
-        self.first = uninitialised_layer(nn.Conv2d, channels, width, 3, padding=1)
-        self.second = uninitialised_layer(nn.Conv2d, width, width, 3, padding=1)
-        self.third = uninitialised_layer(nn.Conv2d, width, width, 3, padding=1)
+        self.first, self.second, self.third = (
+            uninitialised_layer(nn.Conv2d, inputs, width, 3, padding=1) for inputs in (channels, width, width)
+        )
         self.last = uninitialised_layer(nn.Conv2d, width, 4 * c, 3, padding=1)
 
     def forward(self, features: Tensor, labels: Tensor | None = None) -> Tensor:
@@ -90,8 +87,7 @@ class Decoder(nn.Module):
 class DecoderTraining:
     """Adam on the squared error; lr halves at two thirds (He, Zhang, Lee 2019, sec. 4.2).
 
-    noise_std: deviation of fresh Gaussian noise added to the features at each step, so that the
-    decoder learns to invert noised releases.
+    noise_std: deviation of fresh Gaussian noise added to the features at each step, for noised releases.
     """
 
     steps: int = 300
@@ -115,8 +111,7 @@ class DecoderTraining:
     ) -> Decoder:
         """A decoder trained on pairs features (m, ...) and images (m, c, h, w) in [0, 1].
 
-        labels: (m,), where those of the released features are known too; classes: how many there are, for the images
-        may lack some.
+        labels: (m,), where those of the released features are known too; classes: how many there are, with absent ones.
         """
         centres = None if labels is None else class_mean_images(images, labels, classes)
         shape = (images.shape[1], images.shape[2], images.shape[3])
@@ -157,8 +152,7 @@ class KnowledgeLevel(StrEnum):
 class WhiteBox:
     """min over x in [0, 1] of sum_k |f_k(x) - z_k|^2 / numel + tv TV(x) (He, Zhang, Lee 2019, eq. 2).
 
-    Several maps f_k are several rounds of the same records. Where the features carry noise the variation gives way to
-    what the start, a decoder's guess, is worth: see ``invert``.
+    Several maps f_k are several rounds of the same records.
     """
 
     iterations: int = 300
@@ -186,8 +180,7 @@ class WhiteBox:
         """Best images (b, c, h, w) met from ``start`` and their residuals (b,).
 
         noise: standard deviation of each released number's Gaussian noise. Above 0 the images are the most probable
-        ones, min sum_k |f_k(x) - z_k|^2 / (2 noise^2) + |x - start|^2 / (2 doubt^2), with doubt the root mean squared
-        error of the start.
+        ones, min sum_k |f_k(x) - z_k|^2 / (2 noise^2) + |x - start|^2 / (2 doubt^2), with doubt the RMSE of the start.
         """
 
         def total_cost(images: Tensor, residual: Tensor) -> Tensor:
@@ -242,8 +235,7 @@ class FeatureInverter:
 
         public: (m, c, h, w) public images; maps: the rounds' true maps (rungs knows_map and
         can_query); shadows: as many maps of the same architecture (rung shadow_map); labels: of the released rows (b,)
-        and of the public images (m,), where they are known. The noise is ``decoder.noise_std``. Raises
-        ValueError where the rung's maps are missing.
+        and of the public images (m,), where they are known. Raises ValueError where the rung's maps are missing.
         """
         needed = shadows if self.rung is KnowledgeLevel.SHADOW_MAP else maps
         if not released or (self.rung is not KnowledgeLevel.NOTHING and len(needed) != len(released)):
@@ -266,16 +258,10 @@ class FeatureInverter:
         generator: torch.Generator,
         labels: tuple[Tensor, Tensor] | None,
     ) -> tuple[Tensor, float]:
-        """Mean of the rounds' decoders, each of which sees the same records through another map, and its error.
-
-        error: root mean square on a fifth of the public images, which the decoders are not fitted to where it is
-        needed.
-        """
-        split = (
-            len(public) - len(public) // 5
-            if self.decoder.noise_std and self.rung is KnowledgeLevel.KNOWS_MAP
-            else len(public)
-        )
+        """Mean of the rounds' decoders, each of which sees the same records through another map, and its RMSE on a fifth of
+        the public images, which the decoders are not fitted to where it is needed."""
+        checked = self.decoder.noise_std and self.rung is KnowledgeLevel.KNOWS_MAP
+        split = len(public) - (len(public) // 5 if checked else 0)
         own, known = labels if labels is not None else (None, None)
         classes = 0 if labels is None else int(torch.cat(labels).max()) + 1
         shown, guesses, checks = public[:split], [], []
@@ -312,9 +298,8 @@ def release_as_images(released: Tensor, public: Tensor) -> Tensor:
 def remove_shared_noise(released: Tensor, batch: int, expected: Tensor) -> Tensor:
     """Subtract noise that a whole batch shares; what stays is the batch mean's own deviation.
 
-    Where ``batch`` consecutive rows carry one and the same noise tensor, mean(batch) = noise +
-    mean(features), so released - mean(batch) + expected is the feature up to a sampling error of
-    deviation / sqrt(batch). released: (n, ...); expected: (...) mean feature of public images.
+    mean(batch) = noise + mean(features), so released - mean(batch) + expected is the feature up to a sampling error of
+    deviation / sqrt(batch). released: (n, ...), ``batch`` consecutive rows with one noise; expected: (...) mean public feature.
     """
     if not batch >= 2:
         raise ValueError(f"batch={batch}: at least 2 rows must share a noise tensor")
@@ -393,14 +378,15 @@ def class_mean_rows(value: Mapping[str, Tensor]) -> Tensor:
 def average_captures(view: View, known: FeatureMap | None) -> tuple[Tensor, int]:
     """(rows, number of captures): the mean over all captures with the same records in the same order as the first.
 
-    A view's further captures are of the same client through the same map. Then the mean is all that a
-    squared error can use: sum_k |f(x) - z_k|^2 = K |f(x) - mean z|^2 and what does not depend on x.
+    They are of the same client through the same map, so the mean is all that a squared error can use:
+    sum_k |f(x) - z_k|^2 = K |f(x) - mean z|^2 and what does not depend on x.
     """
     first, *more = view.captures
     rows = [released_rows(view, first, known)]
     for capture in more:
+        names = [n for n in ("y", "count") if n in first.value or n in capture.value]
         in_step = capture.name == first.name and all(
-            _is_same_tensor(first.value.get(n), capture.value.get(n)) for n in ("y", "count")
+            n in first.value and n in capture.value and torch.equal(first.value[n], capture.value[n]) for n in names
         )
         other = released_rows(view, capture, known) if in_step else None
         if other is not None and other.shape == rows[0].shape:
@@ -417,17 +403,7 @@ def released_labels(view: View, rows: int) -> Tensor | None:
         labels = value["y"][:rows]
     else:
         return None
-    known = len(labels) == rows and bool(((labels >= 0) & (labels < classes)).all())
-    return labels if known else None
-
-
-def _success(measures: Mapping[str, Any]) -> tuple[float, ...]:
-    """By which the best rung is picked: records matched, then pictures clearly above every guess, then PSNR."""
-    return measures.get("identified") or 0.0, measures["pictures"]["clear"], measures["psnr"]
-
-
-def _is_same_tensor(a: Tensor | None, b: Tensor | None) -> bool:
-    return a is b or (a is not None and b is not None and torch.equal(a, b))
+    return labels if len(labels) == rows and bool(((labels >= 0) & (labels < classes)).all()) else None
 
 
 @dataclass(frozen=True)
@@ -436,8 +412,7 @@ class FeatureInversion(Attack):
 
     Rounds in which the same rows went through the same map are averaged before the inversion. Decoders and the search
     know the stated noise, and the labels where they are released with the rows. report: the highest rung that counts. Who
-    knows more can do all that who knows less can: the finding carries the best of that rung and those below it, and
-    says of how many it was picked.
+    knows more can do all that who knows less can: the finding carries the best of that rung and those below it.
     """
 
     report: KnowledgeLevel = KnowledgeLevel.KNOWS_MAP
@@ -504,23 +479,22 @@ class FeatureInversion(Attack):
         mine = self._records_of_rows(picked, view, truth)
         keep = mine >= 0 if mine is not None else torch.ones(len(picked), dtype=torch.bool)
         rows = None if mine is None else mine[keep]
-        compared = {
-            rung: compare_with_records(images[keep], view, truth, rows) for rung, images in evidence.extra.items()
-        }
+        compared = {r: compare_with_records(images[keep], view, truth, rows) for r, images in evidence.extra.items()}
         ladder = {
             rung: {k: c.measures[k] for k in ("psnr", "ssim", "lpips", "identified") if k in c.measures}
             for rung, c in compared.items()
         }
         counting = self._counting(evidence.extra)
-        rung = max(counting, key=lambda name: _success(compared[name].measures))
+        # records matched, then pictures clearly above every guess, then PSNR
+        quality = {name: compared[name].measures for name in counting}
+        rung = max(
+            counting,
+            key=lambda r: (quality[r].get("identified") or 0.0, quality[r]["pictures"]["clear"], quality[r]["psnr"]),
+        )
         chosen, measures = compared[rung], {**compared[rung].measures, "picked": len(counting)}
         captures = int(evidence.notes.get("captures", 1))
-        more = {
-            "ladder": ladder,
-            "rung": rung,
-            "captures": captures,
-            "pairing": "row" if mine is not None else "nearest",
-        }
+        pairing = "row" if mine is not None else "nearest"
+        more = {"ladder": ladder, "rung": rung, "captures": captures, "pairing": pairing}
         measures["diagnostics"] = {**measures["diagnostics"], **more, "labels_known": bool(evidence.notes["labels"])}
         words = [f"{captures} rounds' releases joined" if captures > 1 else "", describe_no_gain(measures)]
         if any(words):

@@ -18,17 +18,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from attacks.gpu import average_pool, draw_ahead
 from attacks.images import psnr
 from attacks.inversion.evaluation import class_mean_images, has_record_shape, image_qualities, pictures
 from attacks.inversion.feature_inversion import FeatureMap, draw_weights, true_map, uninitialised_layer
 from attacks.inversion.victim import Reconstruction
+from attacks.tensors import average_pool, draw_ahead
 from attacks.types import Adversary, Attack, Evidence, Family, Finding, Surface, Truth, View
 from attacks.validation import check_below_one, check_counts, check_positive
 
 
 class InversionRole(StrEnum):
-    """Who inverts (Xiong et al. 2023, appendix E): what its prior is trained on, what it conditions on."""
+    """Who inverts (FedFed, appendix E): what its prior is trained on, what it conditions on."""
 
     SERVER = "server"  # no data: the shared features are all it can train a prior on
     CLIENT = "client"  # its own data as public set, the shared features as auxiliary input
@@ -148,7 +148,7 @@ class WganGp:
         return GanPrior(maker.eval().requires_grad_(False), critic.eval().requires_grad_(False), self.latent)
 
     def _draw_step(self, count: int, rng: torch.Generator) -> tuple[Tensor, ...]:
-        """Random numbers of one generator step: (rows, codes, mixtures) of each critic step, then its own rows, codes."""
+        """(rows, codes, mixtures) of each critic step, then the generator's own rows, codes."""
         size = min(self.batch, count)
 
         def draw_rows_and_codes() -> tuple[Tensor, Tensor]:
@@ -204,10 +204,8 @@ class GenerativeInversion:
         with torch.no_grad():
             images = prior.generator(z, given)
             cost = F.cross_entropy(model(images), many, reduction="none").view(self.starts, -1)
-        pick = cost.argmin(0)
-        chosen = images.view(self.starts, len(labels), *images.shape[1:])[
-            pick, torch.arange(len(labels), device=labels.device)
-        ]
+        rows = torch.arange(len(labels), device=labels.device)
+        chosen = images.view(self.starts, len(labels), *images.shape[1:])[cost.argmin(0), rows]
         return Reconstruction(chosen, labels, float(cost.amin(0).mean()))
 
 
@@ -265,18 +263,12 @@ def class_accuracy(judge: nn.Module, images: Tensor, labels: Tensor) -> float:
         return float((judge(images).argmax(1) == labels).double().mean())
 
 
-def role_of_adversary(view: View) -> InversionRole:
-    """The server sees uploaded features and holds no data; a peer sees the shared ones and holds its own data."""
-    return InversionRole.SERVER if view.adversary == Adversary.SERVER else InversionRole.CLIENT
-
-
 @dataclass(frozen=True)
 class RoleInversion(Attack):
     """GMI against the shared classifier with the prior that the attacker's role allows.
 
-    server: the prior is trained on the features themselves. client: it is trained on the attacker's
-    own images (public records stand for them), conditioned on their features where the map is
-    known; the search then conditions on a shared feature of each class.
+    server: the prior is trained on the features themselves. client: on the attacker's own images (public records stand for
+    them), conditioned on their features where the map is known; the search conditions on a shared feature of each class.
     """
 
     prior: WganGp = field(default_factory=WganGp)
@@ -294,7 +286,9 @@ class RoleInversion(Attack):
 
     def run(self, view: View, generator: torch.Generator) -> Evidence:
         """images (k, c, h, w), labels (k,): one for each class that has a feature."""
-        value, knowledge, role = view.captures[0].value, view.knowledge, role_of_adversary(view)
+        value, knowledge = view.captures[0].value, view.knowledge
+        # the server sees uploaded features and holds no data; a peer sees the shared ones and holds its own data
+        role = InversionRole.SERVER if view.adversary == Adversary.SERVER else InversionRole.CLIENT
         z = value["x"].detach()
         if knowledge.model is None or "y" not in value or not has_record_shape(z, knowledge.shape):
             return Evidence(notes={"skipped": "needs image-like features with labels, and the classifier"})

@@ -1,12 +1,9 @@
 """Gradient inversion: images whose gradient is the one that the victim sent.
 
-All attacks share one call. They see the model, the gradients and what is public; the truth never enters.
-``evaluate_objective`` gives the objective at any images, so that an evaluator can check that it vanishes at the truth:
-where it does not, attacker and victim compute different things.
-
-The gradient of a ReLU network jumps where a unit switches on or off, which no derivative with respect to the image
-sees. With softplus(beta x) / beta in its place the search feels the switches; beta grows until the network is the
-victim's again.
+Deep leakage from gradients with L-BFGS (DLG, and iDLG, whose labels are read off first), inverting gradients with signed
+Adam, and GradInversion, layer-wise with image, batch-norm and group priors (Yin et al. 2021). They see the model, the
+gradients and what is public; the truth never enters. Where ``evaluate_objective`` does not vanish at the truth, attacker
+and victim compute different things.
 """
 
 from __future__ import annotations
@@ -21,7 +18,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from attacks.arrays import accepts_numpy
 from attacks.inversion.gradient_matching import (
     OBJECTIVES,
     DescentInverter,
@@ -46,8 +42,8 @@ from attacks.inversion.victim import (
     Reconstruction,
     Victim,
     check_gradient_request,
-    update_to_gradients,
 )
+from attacks.tensors import accepts_numpy
 from attacks.validation import check_counts, check_non_negative
 
 
@@ -65,10 +61,9 @@ def sent_statistics(
 ) -> LayerStatistics:
     """Layer name -> (mean, variance) of the victim's own batches, solved from the buffers that it sent.
 
-    A layer of momentum m keeps (1 - m) of what it had in each of ``steps`` >= 1 steps, so
-    (after - kept * before) / (1 - kept), kept = (1 - m)^steps, is a mean over the batches, the last ones weighing most;
-    of one step it is the batch's. Variances are the unbiased ones that layers keep, N / (N - 1) times those of N values.
-    Layers without momentum (a cumulative mean) or whose buffers did not travel are left out.
+    A layer of momentum m keeps (1 - m) of what it had in each of ``steps`` >= 1 steps, so (after - kept * before) / (1 - kept),
+    kept = (1 - m)^steps, is a mean over the batches, the last ones weighing most. Variances are the unbiased ones that layers
+    keep. Layers without momentum (a cumulative mean) or whose buffers did not travel are left out.
     """
     found = {}
     for name, module in model.named_modules():
@@ -131,9 +126,8 @@ class PriorObjective:
 class SeeThrough(DescentInverter):
     """GradInversion: layer-wise norms, TV, L2, batch-norm statistics, agreement of several seeds.
 
-    seeds: problems solved together, pulled to their mean by ``group``; langevin: noise in units of
-    the learning rate. The published weights are for 224-pixel ImageNet; these are scaled for small
-    images and belong to the caller to tune.
+    seeds: problems solved together, pulled to their mean by ``group``; langevin: noise in units of the learning rate. The
+    published weights are for 224-pixel ImageNet; these are scaled for small images.
     """
 
     iterations: int = 1000
@@ -170,9 +164,6 @@ class SeeThrough(DescentInverter):
         return PriorObjective(matching, self.l2, self.batchnorm, self.group, known), 0.0
 
 
-# Deep leakage from gradients with L-BFGS: DLG (joint labels) and iDLG (labels read off first).
-
-
 STALL_STEPS = 5  # a run ends after so many outer steps with less than 5 % improvement in total
 
 
@@ -193,60 +184,43 @@ class BestIterate:
 class DLG(GradientInverter):
     """Squared gradient distance over images and label logits together (Zhu, Liu, Han 2019, alg. 1).
 
-    iterations: outer L-BFGS steps of 20 inner ones; restarts: kept by the lowest objective;
-    attempts: fresh draws after an objective that is non-finite or stalls above ``accept`` times
-    |observed|^2; tolerance: stop below this objective.
+    iterations: outer L-BFGS steps of 20 inner ones; attempts: fresh draws after an objective that is non-finite or stalls
+    above ``accept`` times |observed|^2; the lowest is kept; tolerance: stop below this objective.
     Made for smooth networks with wide weights; it seldom converges on ReLU networks.
     """
 
     iterations: int = 300
-    restarts: int = 1
     attempts: int = 6
     accept: float = 1e-4
     tolerance: float = 1e-12
     joint_labels = True
 
     def __post_init__(self) -> None:
-        check_counts(self, "iterations", "restarts", "attempts")
+        check_counts(self, "iterations", "attempts")
         check_non_negative(self, "accept", "tolerance")
 
     @property
     def distance(self) -> Objective:
         return squared_distance
 
-    def reconstruct(
-        self,
-        model: nn.Module,
-        gradients: list[Tensor],
-        shape: tuple[int, int, int, int],
-        *,
-        labels: Tensor | None = None,
-        mean: Channelwise = 0.0,
-        std: Channelwise = 1.0,
-        generator: torch.Generator,
-        local: LocalSteps = SINGLE_STEP,
-    ) -> Reconstruction:
+    def search_images(
+        self, model: nn.Module, gradients: list[Tensor], shape: tuple[int, int, int, int], pixels: PixelScale,
+        labels: Tensor | None, generator: torch.Generator, local: LocalSteps, statistics: LayerStatistics | None,
+    ) -> Reconstruction:  # fmt: skip
         """Labels are those that the optimiser ends with."""
         check_gradient_request(gradients, list(model.parameters()), shape)
-        pixels, victim = PixelScale(mean, std), Victim(model, local)
-        observed = [g.detach() for g in gradients]
+        victim, observed = Victim(model, local), [g.detach() for g in gradients]
         if labels is None and not self.joint_labels:
             labels = guess_labels(model, observed, shape, pixels, local, generator)
-        runs = [self._run_restart(victim, observed, shape, labels, generator) for _ in range(self.restarts)]
-        best = min(runs, key=lambda run: run.value)
-        found = labels if labels is not None else best.variables[1].argmax(1)
-        images = pixels.to_image(best.variables[0])
-        return Reconstruction(images, found, best.value, tuple(best.history), {"restarts": float(self.restarts)})
-
-    def _run_restart(
-        self, victim: Victim, observed: list[Tensor], shape: Sequence[int], labels: Tensor | None, generator: torch.Generator
-    ) -> BestIterate:  # fmt: skip
         enough = self.accept * float(squared_distance([torch.zeros_like(g) for g in observed], observed)[0])
         runs: list[BestIterate] = []
         while len(runs) < self.attempts and not (runs and runs[-1].value <= enough):
             variables = self._draw_start(victim, observed[0], shape, labels, generator)
             runs.append(self._minimise_by_lbfgs(victim, observed, variables, labels))
-        return min(runs, key=lambda run: run.value)
+        best = min(runs, key=lambda run: run.value)
+        found = labels if labels is not None else best.variables[1].argmax(1)
+        images = pixels.to_image(best.variables[0])
+        return Reconstruction(images, found, best.value, tuple(best.history), {"attempts": float(len(runs))})
 
     def _draw_start(
         self, victim: Victim, like: Tensor, shape: Sequence[int], labels: Tensor | None, generator: torch.Generator
@@ -291,11 +265,6 @@ class IDLG(DLG):
     joint_labels = False
 
 
-__all__ = [
-    "DLG", "IDLG", "InvertingGradients", "LocalSteps", "Reconstruction", "SeeThrough", "gradient_norm",
-    "update_to_gradients",
-]  # fmt: skip
-
 SHARPNESS_GROWTH = 100.0  # how much sharper the corners are when they are about to be put back
 SOFTENED_SHARE = 0.8  # share of the iterations after which the network is the victim's own
 
@@ -310,7 +279,11 @@ class SoftenedReLU(nn.Module):
 
 
 def soften_relus(model: nn.Module) -> tuple[nn.Module, list[SoftenedReLU]]:
-    """A copy of the model whose nn.ReLU modules are ``SoftenedReLU``, and these; parameters keep names and order."""
+    """A copy of the model whose nn.ReLU modules are ``SoftenedReLU``, and these; parameters keep names and order.
+
+    The gradient of a ReLU network jumps where a unit switches, which no derivative with respect to the image sees. Of a
+    softened one the search feels the switches; it sharpens until the network is the victim's again.
+    """
     twin = copy.deepcopy(model)
     corners: list[SoftenedReLU] = []
     for parent in list(twin.modules()):
@@ -346,7 +319,7 @@ class InvertingGradients(DescentInverter):
 
     iterations: steps; tv: weight of total variation; restarts: starts from fresh noise, chosen by
     the objective without total variation; lr: step in units of the model's inputs; signed: Adam on
-    the gradient's sign; patience, schedule: see SignedAdam (0 and "steps" are the published ones);
+    the gradient's sign; schedule: see SignedAdam ("steps" is the published one);
     soften: ReLUs begin as softplus of this sharpness (0: never), see ``soften_relus``;
     batchnorm: weight of batch-norm statistics where they are known (Yin et al. 2021, eq. 8);
     objective: the distance of two gradients, "cosine" (published) or "absolute" (see ``OBJECTIVES``). On ReLU networks
@@ -358,7 +331,6 @@ class InvertingGradients(DescentInverter):
     restarts: int = 1
     lr: float = 0.1
     signed: bool = True
-    patience: int = 0
     objective: Literal["cosine", "absolute"] = "cosine"
     schedule: Literal["steps", "cosine"] = "steps"
     batchnorm: float = 1e-2
@@ -369,8 +341,6 @@ class InvertingGradients(DescentInverter):
             raise ValueError(f"objective={self.objective!r}: allowed are {', '.join(OBJECTIVES)}")
         check_counts(self, "restarts")
         check_non_negative(self, "tv", "batchnorm", "soften")
-        if self.soften and self.patience:
-            raise ValueError(f"patience={self.patience}: with soften the objective keeps changing; 0 is needed")
         self.descent_rule()
 
     @property
@@ -382,7 +352,7 @@ class InvertingGradients(DescentInverter):
         return self.restarts
 
     def descent_rule(self) -> SignedAdam:
-        return SignedAdam(self.iterations, self.lr, self.signed, patience=self.patience, schedule=self.schedule)
+        return SignedAdam(self.iterations, self.lr, self.signed, schedule=self.schedule)
 
     def whole_objective(
         self, matching: GradientMatching, statistics: LayerStatistics | None
@@ -438,7 +408,7 @@ class InvertingGradients(DescentInverter):
             self._pose_problems(model, each, shape, pixels, None, generator, local)
             for model, each, generator in zip(models, gradients, generators, strict=True)
         ]
-        if can_share_batch(models) and not (self.soften or self.patience):  # a plateau is judged over the whole batch
+        if can_share_batch(models) and not self.soften:
             return self._solve_problems(posed, pixels, generators[0], local)
         return [self._solve_problems([one], pixels, g, local)[0] for one, g in zip(posed, generators)]
 

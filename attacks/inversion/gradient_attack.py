@@ -96,15 +96,11 @@ class GradientInversion(Attack):
     def _solve_one_by_one(self, asked: _GradientProblem, generator: torch.Generator) -> list[Reconstruction]:
         return [
             self.method.reconstruct(
-                victim_model(asked.view, capture),
-                gradient,
-                asked.shape,
-                generator=generator,
-                local=asked.local,
-                **self._batch_norm_statistics(capture, asked.model, asked.local),
+                victim_model(asked.view, capture), gradient, asked.shape, generator=generator, local=asked.local,
+                statistics=self._batch_norm_statistics(capture, asked.model, asked.local),
             )
             for capture, gradient in zip(asked.captures, asked.gradients)
-        ]
+        ]  # fmt: skip
 
     def _build_evidence(self, asked: _GradientProblem, results: Sequence[Reconstruction]) -> Evidence:
         return Evidence(
@@ -117,11 +113,11 @@ class GradientInversion(Attack):
             notes={"method": type(self.method).__name__, "records": asked.shape[0]},
         )
 
-    def _batch_norm_statistics(self, capture: Capture, model: nn.Module, local: LocalSteps) -> dict[str, Any]:
+    def _batch_norm_statistics(self, capture: Capture, model: nn.Module, local: LocalSteps) -> LayerStatistics | None:
         """Batch-norm statistics of the victim's own batches, for the method that uses them, where they were sent."""
         if not isinstance(self.method, SeeThrough):
-            return {}
-        return {"statistics": sent_statistics(model, capture.broadcast, capture.value, local.steps) or None}
+            return None
+        return sent_statistics(model, capture.broadcast, capture.value, local.steps) or None
 
     def judge(self, evidence: Evidence, view: View, truth: Truth) -> Finding:
         compared = compare_with_records(_require_images(evidence), view, truth, own_records(evidence, truth))
@@ -179,12 +175,10 @@ def _norm_layers(model: nn.Module) -> str:
     return ", ".join(kinds) or "none"
 
 
-# All records of a client at once, from the update that it really sent.
-#
-# An update of few local steps is simulated: the steps are unrolled, and images are sought whose simulated update is the
-# one observed. An update of many steps is the displacement times a gradient of all records somewhere on the way, so that
-# images are sought whose gradient half-way between the two models is the mean one (surrogate model: Zhu, Yao, Blaschko
-# 2023, "Surrogate model extension", eq. 5, with their alpha fixed at 1/2).
+# All records of a client at once, from the update that it really sent. An update of few local steps is simulated: images are
+# sought whose unrolled update is the one observed. One of many steps is the displacement times a gradient of all records
+# somewhere on the way, so that images are sought whose gradient half-way between the two models is the mean one (surrogate
+# model: Zhu, Yao, Blaschko 2023, "Surrogate model extension", eq. 5, with their alpha fixed at 1/2).
 
 MIN_ITERATIONS = 10  # iterations, however small the budget
 
@@ -233,8 +227,7 @@ class UpdateInversion(Attack):
 
     budget: gradients of single records that one reconstruction may compute, restarts included; it sets the number of
     iterations, up to the method's own. records: images that are sought at most; simulated: local steps that are
-    unrolled at most; spread: standard deviation of the noise around the start, the public mean image of each record's
-    class.
+    unrolled at most; spread: standard deviation of the noise around the start, the public mean image of each class.
     """
 
     method: InvertingGradients = field(default_factory=lambda: InvertingGradients(objective="absolute"))
@@ -261,8 +254,8 @@ class UpdateInversion(Attack):
     def run(self, view: View, generator: torch.Generator) -> Evidence:
         """images (m, c, h, w) and labels (m,), m = min(records, the client's); extra: objective, gradient norm, and the
         recovered label counts (C,) of all records."""
-        capture, settings = view.captures[0], view.knowledge.settings
-        held = int(settings.get("batch_records", 1))
+        capture, knowledge = view.captures[0], view.knowledge
+        held = int(knowledge.settings.get("batch_records", 1))
         problem = pose_update_problem(view, capture, self.simulated)
         counts = label_counts_of_update(view, capture, generator)
         labels = self._draw_labels(counts, held, generator)
@@ -270,11 +263,11 @@ class UpdateInversion(Attack):
         found = method.reconstruct_each(
             problem.model,
             [g[None] for g in problem.gradients],
-            (len(labels), *view.knowledge.shape),
+            (len(labels), *knowledge.shape),
             labels=labels[None],
             generator=generator,
             local=problem.local,
-            start=self._start_images(view, labels),
+            start=class_mean_images(knowledge.public_x, knowledge.public_y, knowledge.classes)[labels],
             spread=self.spread,
             statistics=problem.statistics,
         )[0]
@@ -299,11 +292,6 @@ class UpdateInversion(Attack):
         objective = self.method.objective if problem.simulated else "cosine"
         return replace(self.method, iterations=iterations, objective=objective)
 
-    @staticmethod
-    def _start_images(view: View, labels: Tensor) -> Tensor:
-        knowledge = view.knowledge
-        return class_mean_images(knowledge.public_x, knowledge.public_y, knowledge.classes)[labels]
-
     def judge(self, evidence: Evidence, view: View, truth: Truth) -> Finding:
         """Best assignment of images to records; identified, chance and the naive baselines as everywhere."""
         compared = compare_with_records(_require_images(evidence), view, truth)
@@ -312,7 +300,8 @@ class UpdateInversion(Attack):
         chance = {"label_accuracy_chance": chance_overlap(truth.counts)}
         measures["baselines"] = {**measures["baselines"], **chance}
         measures["diagnostics"] = {**measures["diagnostics"], **self._diagnose_objective(evidence, view, truth)}
-        words = f"{len(truth.x)} records, {_describe_search(evidence.notes)}"
+        steps = "simulated" if evidence.notes["simulated"] else "approximated by one gradient half-way"
+        words = f"{len(truth.x)} records, local steps {steps}, {evidence.notes['iterations']} iterations"
         measures["note"] = "; ".join(filter(None, [words, describe_no_gain(measures)]))
         return Finding(view.surface, self.name, self.family, view.adversary, measures, compared.figures)
 
@@ -328,8 +317,3 @@ class UpdateInversion(Attack):
             "gradient_norm": [float(evidence.extra["norm"])],
             **evidence.notes,
         }
-
-
-def _describe_search(notes: Mapping[str, Any]) -> str:
-    steps = "local steps simulated" if notes["simulated"] else "local steps approximated by one gradient half-way"
-    return f"{steps}, {notes['iterations']} iterations"

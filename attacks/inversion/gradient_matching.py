@@ -1,8 +1,8 @@
 """Descent on images whose gradient is to match an observed one: objectives, the loop, and what all attacks of this kind share.
 
-Each objective returns its value and its cotangents d(value)/d(gradient). Handing the cotangents to one vector-Jacobian
-product replaces differentiation through the objective itself. Problems of several models of one architecture share a
-batch: what a step costs on small models is the number of kernels it starts, not their size.
+Each objective returns its value and its cotangents d(value)/d(gradient): handing these to one vector-Jacobian product
+replaces differentiation through the objective itself. Problems of several models of one architecture share a batch: what a
+step costs on small models is the number of kernels it starts, not their size.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor, nn
 
-from attacks.gpu import draw_ahead, memory_budget, record_cuda_graph, steps_between_reads
 from attacks.inversion.labels import guess_labels
 from attacks.inversion.victim import (
     SINGLE_STEP,
@@ -27,6 +26,7 @@ from attacks.inversion.victim import (
     Victim,
     check_gradient_request,
 )
+from attacks.tensors import draw_ahead, memory_budget, record_cuda_graph, steps_between_reads
 from attacks.validation import check_counts, check_non_negative, check_positive
 
 Gradients = Sequence[Tensor]
@@ -68,9 +68,8 @@ def layerwise_distance(candidate: Gradients, observed: Gradients) -> tuple[Tenso
 def absolute_distance(candidate: Gradients, observed: Gradients) -> tuple[Tensor, list[Tensor]]:
     """sum |g - t|_1 / sum |t|_1 over the whole concatenation.
 
-    Where a candidate image is near the record but some units of a ReLU network are on the wrong side, most entries of
-    the gradient agree and a few are far off. Squares and angles chase those few; absolute values treat them as
-    outliers.
+    Where a candidate image is near the record but some units of a ReLU network are on the wrong side, a few entries of the
+    gradient are far off. Squares and angles chase those; absolute values treat them as outliers.
     """
     gaps = [g - t for g, t in zip(candidate, observed)]
     size = torch.stack([t.abs().sum() for t in observed]).sum().clamp_min(MIN_NORM).reciprocal()
@@ -86,6 +85,9 @@ def mean_total_variation(images: Tensor) -> Tensor:
 
 
 FINAL_RATE_SHARE = 0.01  # share of the learning rate that a cosine schedule ends with
+MILESTONES = (3 / 8, 5 / 8, 7 / 8)  # of the iterations, after which the published schedule divides the rate by ten
+BETAS = (0.9, 0.999)
+STEPS_BETWEEN_RECORDS = 50  # of the lowest objective so far
 
 
 class MatchingObjective(Protocol):
@@ -96,7 +98,7 @@ class MatchingObjective(Protocol):
 
 @dataclass(frozen=True)
 class GradientMatching:
-    """The gradient-matching problem: r problems that share one architecture.
+    """r gradient-matching problems that share one architecture.
 
     observed: list of (r, *parameter shape); labels: (r, b) classes; tv: weight of total variation; parameters: name ->
     (r, *shape), where every problem has a model of its own, {}: all have the victim's; together: how many problems may
@@ -167,37 +169,31 @@ class GradientMatching:
 class SignedAdam:
     """Adam on the gradient's sign, with a box and a step-wise learning rate (Geiping et al. 2020).
 
-    schedule: "steps" divides lr by ten after the ``milestones`` (fractions of the iterations); "cosine" lowers it to
-    a hundredth along half a cosine. patience: iterations without an improvement of a thousandth before the next stage
-    begins (0: never); in the last stage the descent stops there. langevin: noise of this many lr added to each iterate.
+    schedule: "steps" divides lr by ten after the ``MILESTONES``; "cosine" lowers it to a hundredth along half a cosine.
+    langevin: noise of this many lr added to each iterate.
     """
 
     iterations: int
     lr: float
     signed: bool = True
-    milestones: tuple[float, ...] = (3 / 8, 5 / 8, 7 / 8)
     schedule: Literal["steps", "cosine"] = "steps"
-    patience: int = 0
     warmup: int = 0
     langevin: float = 0.0
-    betas: tuple[float, float] = (0.9, 0.999)
 
     def __post_init__(self) -> None:
         check_counts(self, "iterations")
         check_positive(self, "lr")
-        check_counts(self, "patience", "warmup", least=0)
+        check_counts(self, "warmup", least=0)
         check_non_negative(self, "langevin")
         if self.schedule not in ("steps", "cosine"):
             raise ValueError(f"schedule={self.schedule!r}: allowed are steps, cosine")
 
-    def learning_rate(self, stage: int, step: int) -> float:
+    def learning_rate(self, step: int) -> float:
         warm = min(1.0, (step + 1) / self.warmup) if self.warmup else 1.0
         if self.schedule == "cosine":
-            return (
-                self.lr
-                * warm
-                * (FINAL_RATE_SHARE + (1 - FINAL_RATE_SHARE) * (1 + math.cos(math.pi * step / self.iterations)) / 2)
-            )
+            wave = (1 + math.cos(math.pi * step / self.iterations)) / 2
+            return self.lr * warm * (FINAL_RATE_SHARE + (1 - FINAL_RATE_SHARE) * wave)
+        stage = sum(step >= int(self.iterations * part) for part in MILESTONES)
         return self.lr * 0.1**stage * warm
 
 
@@ -208,7 +204,7 @@ class AdamMoments:
         self.rule, self.first, self.second = rule, torch.zeros_like(like), torch.zeros_like(like)
 
     def step(self, slope: Tensor, step: int, rate: float) -> Tensor:
-        g, (b1, b2) = slope.sign() if self.rule.signed else slope, self.rule.betas
+        g, (b1, b2) = slope.sign() if self.rule.signed else slope, BETAS
         self.first.lerp_(g, 1 - b1)
         self.second.mul_(b2).addcmul_(g, g, value=1 - b2)
         scale = (self.second / (1 - b2 ** (step + 1))).sqrt_().add_(1e-8)
@@ -216,29 +212,6 @@ class AdamMoments:
 
     def reset_moments(self, lost: Tensor) -> None:
         self.first[lost], self.second[lost] = 0, 0
-
-
-class RateStages:
-    """Where the learning rate stands: a stage ends at its milestone or on a plateau."""
-
-    def __init__(self, rule: SignedAdam) -> None:
-        self.rule, self.stage, self.lowest, self.since = rule, 0, float("inf"), 0
-        self.cuts = [int(rule.iterations * part) for part in rule.milestones]
-
-    def advance_stage(self, step: int, total: Tensor) -> bool:
-        """Move on where due; True when the last stage has reached a plateau."""
-        plateau = self._is_on_plateau(step, total)
-        last = self.stage == len(self.cuts)
-        if not last and (plateau or step >= self.cuts[self.stage]):
-            self.stage, self.since = self.stage + 1, 0
-        return plateau and last
-
-    def _is_on_plateau(self, step: int, total: Tensor, every: int = 10) -> bool:
-        if not self.rule.patience or step % every:
-            return False
-        now = float(total.sum())
-        self.lowest, self.since = (now, 0) if now < 0.999 * self.lowest else (self.lowest, self.since + every)
-        return self.since >= self.rule.patience
 
 
 @dataclass
@@ -275,33 +248,29 @@ def minimise_objective(
     rule: SignedAdam,
     box: tuple[Tensor, Tensor],
     generator: torch.Generator,
-    every: int = 50,
     skip: float = 0.0,
 ) -> DescentTrace:
     """Minimise ``slope``'s objective from ``start`` (r, b, c, h, w) inside ``box``; keeps the best iterates.
 
-    skip: share of the iterations whose iterates are not kept, because the objective is still another one.
-
-    A problem whose objective or gradient turns non-finite starts afresh from new noise, on a GPU at the next look.
+    skip: share of the iterations whose iterates are not kept, because the objective is still another one. A problem whose
+    objective or gradient turns non-finite starts afresh from new noise, on a GPU at the next look.
     """
     images = start.clone().clamp(*box)
-    moments, stages, trace = AdamMoments(images, rule), RateStages(rule), DescentTrace.start_at(images)
+    moments, trace = AdamMoments(images, rule), DescentTrace.start_at(images)
     kicks = draw_ahead(lambda: (torch.randn(start.shape, generator=generator),), rule.iterations, images.device)
     for step in range(rule.iterations):
         data, total, gradient = slope(images)
         if step >= skip * rule.iterations:
             trace.keep_better(images, data, total)
         trace.steps = step + 1
-        if step % every == 0:
+        if step % STEPS_BETWEEN_RECORDS == 0:
             trace.history.append(float(trace.total.min()))
         lost = ~(torch.isfinite(total) & torch.isfinite(gradient.flatten(1)).all(1))
         if step % steps_between_reads(images.device) == 0 and lost.any():
             images[lost] = draw_normal_like(images, generator)[lost].clamp(*box)
             moments.reset_moments(lost)
             continue
-        if stages.advance_stage(step, trace.total):
-            break
-        rate = rule.learning_rate(stages.stage, step)
+        rate = rule.learning_rate(step)
         images = images + moments.step(gradient, step, rate)
         if rule.langevin:
             images = images + rule.langevin * rate * next(kicks)[0].to(images)
@@ -417,14 +386,12 @@ def record_if_long(matching: GradientMatching, iterations: int) -> MatchingObjec
 
 
 class GradientInverter(ABC):
-    """A search for images whose gradient is the observed one; ``distance`` measures how near a
-    candidate's gradient is."""
+    """A search for images whose gradient is the observed one; ``distance`` measures how near a candidate's gradient is."""
 
     @property
     @abstractmethod
     def distance(self) -> Objective: ...
 
-    @abstractmethod
     def reconstruct(
         self,
         model: nn.Module,
@@ -436,21 +403,30 @@ class GradientInverter(ABC):
         std: Channelwise = 1.0,
         generator: torch.Generator,
         local: LocalSteps = SINGLE_STEP,
+        statistics: LayerStatistics | None = None,
     ) -> Reconstruction:
         """Images (b, c, h, w) in [0, 1] whose gradient is nearest to ``gradients``.
 
-        gradients: in the order of ``model.parameters()``; for a multi-step update
-        (theta_0 - theta_T) / lr with the steps in ``local``. labels: (b,), recovered from the last
-        linear layer when absent. The model takes (image - mean) / std, in the mode it is in.
+        gradients: in the order of ``model.parameters()``; for a multi-step update (theta_0 - theta_T) / lr with the steps in
+        ``local``. labels: (b,), recovered from the last linear layer when absent. The model takes (image - mean) / std, in
+        the mode it is in. statistics: of the victim's batches at each batch-norm layer, for methods that use them.
         """
 
+        return self.search_images(model, gradients, shape, PixelScale(mean, std), labels, generator, local, statistics)
+
+    @abstractmethod
+    def search_images(
+        self, model: nn.Module, gradients: list[Tensor], shape: tuple[int, int, int, int], pixels: PixelScale,
+        labels: Tensor | None, generator: torch.Generator, local: LocalSteps, statistics: LayerStatistics | None,
+    ) -> Reconstruction:  # fmt: skip
+        """``reconstruct``, by this method."""
+
     def evaluate_objective(
-        self, model: nn.Module, gradients: Sequence[Tensor], images: Tensor, labels: Tensor, *,
-        mean: Channelwise = 0.0, std: Channelwise = 1.0, local: LocalSteps = SINGLE_STEP,
+        self, model: nn.Module, gradients: Sequence[Tensor], images: Tensor, labels: Tensor, *, local: LocalSteps = SINGLE_STEP
     ) -> float:  # fmt: skip
         """The data term at ``images`` (b, c, h, w) in [0, 1]; about 0 at the truth of a consistent set-up."""
         with torch.enable_grad():
-            candidate = Victim(model, local).simulated_gradients(PixelScale(mean, std).to_input(images), labels)
+            candidate = Victim(model, local).simulated_gradients(images, labels)
         return float(self.distance([g.detach() for g in candidate], gradients)[0])
 
 
@@ -473,21 +449,11 @@ class DescentInverter(GradientInverter):
     ) -> tuple[MatchingObjective, float]:
         """What is minimised, and the share of the iterations whose iterates are not kept."""
 
-    def reconstruct(
-        self,
-        model: nn.Module,
-        gradients: list[Tensor],
-        shape: tuple[int, int, int, int],
-        *,
-        labels: Tensor | None = None,
-        mean: Channelwise = 0.0,
-        std: Channelwise = 1.0,
-        generator: torch.Generator,
-        local: LocalSteps = SINGLE_STEP,
-        statistics: LayerStatistics | None = None,
-    ) -> Reconstruction:
-        """statistics: of the victim's batches at each batch-norm layer."""
-        pixels, each = PixelScale(mean, std), None if labels is None else labels[None]
+    def search_images(
+        self, model: nn.Module, gradients: list[Tensor], shape: tuple[int, int, int, int], pixels: PixelScale,
+        labels: Tensor | None, generator: torch.Generator, local: LocalSteps, statistics: LayerStatistics | None,
+    ) -> Reconstruction:  # fmt: skip
+        each = None if labels is None else labels[None]
         posed = self._pose_problems(model, [[g] for g in gradients], shape, pixels, each, generator, local)
         return self._solve_problems([posed], pixels, generator, local, statistics)[0][0]
 

@@ -18,9 +18,8 @@ from attacks.validation import check_counts
 class KnownNeighbour(Attack):
     """Recover the features x_s of a release whose attacker holds one record of each noise batch.
 
-    Where one noise tensor serves a batch (settings["broadcast_batch"]), noise = released row - feature
-    of the known record, and every other row of the batch follows exactly. Where noise is independent
-    the known record does not help: the released rows (copies averaged) are the best estimate.
+    Where one noise tensor serves a batch (settings["broadcast_batch"]), noise = released row - feature of the known record,
+    and every other row of the batch follows exactly; else the released rows (copies averaged) are the best estimate.
     """
 
     limit: int = 16

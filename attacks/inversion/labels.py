@@ -10,30 +10,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attacks.arrays import accepts_numpy
 from attacks.inversion.victim import LocalSteps, PixelScale, local_steps, observed_gradients, victim_model
 from attacks.statistics import chance_of_exactly
+from attacks.tensors import accepts_numpy
 from attacks.types import SERVER_ONLY, Attack, Capture, Evidence, Family, Finding, Surface, Truth, View
 
 MIN_NUMBER = 1e-12
 
 
-@dataclass(frozen=True)
-class HeadGradients:
-    """The last linear layer's gradients: weight (C, d), bias (C,) or None."""
-
-    weight: Tensor
-    bias: Tensor | None
-
-
 @accepts_numpy
-def last_layer_gradients(model: nn.Module, gradients: Sequence[Tensor]) -> HeadGradients:
-    """The gradients of the model's last nn.Linear; raises ValueError where there is none."""
+def last_layer_gradients(model: nn.Module, gradients: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
+    """Of the model's last nn.Linear: weight (C, d), bias (C,) or None; raises ValueError where there is none."""
     layers = [module for module in model.modules() if isinstance(module, nn.Linear)]
     if not layers:
         raise ValueError("the model has no nn.Linear: pass labels=")
     by_id = {id(p): g for p, g in zip(model.parameters(), gradients)}
-    return HeadGradients(by_id[id(layers[-1].weight)], None if layers[-1].bias is None else by_id[id(layers[-1].bias)])
+    return by_id[id(layers[-1].weight)], None if layers[-1].bias is None else by_id[id(layers[-1].bias)]
 
 
 @accepts_numpy
@@ -49,9 +41,8 @@ def idlg(weight: Tensor) -> int:
 def label_counts_from_bias(bias: Tensor, batch: int, probabilities: Tensor) -> Tensor:
     """Label counts (C,) int64 of a batch, summing to ``batch``.
 
-    The bias gradient is g_c = p_c - n_c / B with p the mean predicted probability, so
-    n_c = B (p_c - g_c); a negative g_c proves that class c is present. bias, probabilities: (C,). Counted on the CPU,
-    one by one.
+    The bias gradient is g_c = p_c - n_c / B with p the mean predicted probability, so n_c = B (p_c - g_c); a negative g_c
+    proves that class c is present. bias, probabilities: (C,). Counted on the CPU, one by one.
     """
     where, bias, probabilities = bias.device, bias.cpu(), probabilities.cpu()
     least = (bias < -MIN_NUMBER).long()
@@ -72,12 +63,7 @@ def label_counts_from_bias(bias: Tensor, batch: int, probabilities: Tensor) -> T
 @torch.no_grad()
 def mean_probabilities(model: nn.Module, images: Tensor) -> Tensor:
     """(C,) mean softmax over ``images`` (public ones, or noise), in evaluation mode."""
-    was = {name: module.training for name, module in model.named_modules()}
-    model.eval()
-    probabilities = model(images).softmax(1).mean(0)
-    for name, module in model.named_modules():
-        module.training = was[name]
-    return probabilities
+    return copy.deepcopy(model).eval()(images).softmax(1).mean(0)
 
 
 @accepts_numpy
@@ -101,15 +87,12 @@ def recover_labels(model: nn.Module, gradients: Sequence[Tensor], batch: int, im
     images: public images or noise in the model's input range, from which p is estimated. A head
     without bias is read through its mean input: g_c = <dW_c, f> / |f|^2.
     """
-    head = last_layer_gradients(model, gradients)
+    weight, bias = last_layer_gradients(model, gradients)
     if batch == 1:
-        return torch.tensor([idlg(head.weight) if head.bias is None else int(head.bias.argmin())]).to(
-            head.weight.device
-        )
-    bias = head.bias
+        return torch.tensor([idlg(weight) if bias is None else int(bias.argmin())]).to(weight.device)
     if bias is None:
         inputs = head_inputs(model, images)
-        bias = head.weight @ inputs / inputs.square().sum().clamp_min(MIN_NUMBER)
+        bias = weight @ inputs / inputs.square().sum().clamp_min(MIN_NUMBER)
     found = label_counts_from_bias(bias, batch, mean_probabilities(model, images).to(bias))
     return torch.repeat_interleave(torch.arange(len(found)), found.cpu()).to(found.device)
 
@@ -154,11 +137,11 @@ def label_counts_of_update(view: View, capture: Capture, generator: torch.Genera
     scale = sgd_displacement(local.steps, local.momentum)
     gradients = [g / scale for g in observed_gradients(view, capture, model)]
     records = int(settings.get("batch_records", local.steps * (local.batch_size or 1)))
-    head = last_layer_gradients(model, gradients)
-    if records == 1 or head.bias is None:
+    bias = last_layer_gradients(model, gradients)[1]
+    if records == 1 or bias is None:
         found = guess_labels(model, gradients, (records, *view.knowledge.shape), PixelScale(), LocalSteps(), generator)
         return count_labels(found, view.knowledge.classes)
-    return label_counts_from_bias(head.bias, records, _midway_probabilities(model, capture, public))
+    return label_counts_from_bias(bias, records, _midway_probabilities(model, capture, public))
 
 
 def _midway_probabilities(model: nn.Module, capture: Capture, public: Tensor) -> Tensor:
@@ -167,7 +150,7 @@ def _midway_probabilities(model: nn.Module, capture: Capture, public: Tensor) ->
     if not capture.broadcast:
         return before
     after = copy.deepcopy(model)
-    after.load_state_dict({**after.state_dict(), **{k: v for k, v in capture.value.items()}}, strict=False)
+    after.load_state_dict({**after.state_dict(), **capture.value}, strict=False)
     return (before + mean_probabilities(after, public)) / 2
 
 

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attacks.gpu import steps_between_reads
 from attacks.images import bootstrap_interval, psnr
 from attacks.inversion.evaluation import class_mean_images, image_qualities, pictures
 from attacks.inversion.generative import EvaluationClassifier, GenerativeInversion, WganGp, class_accuracy
-from attacks.inversion.victim import Channelwise, PixelScale, Reconstruction
+from attacks.inversion.victim import Reconstruction
+from attacks.tensors import steps_between_reads
 from attacks.types import ANY_ADVERSARY, Attack, Evidence, Family, Finding, Surface, Truth, View
 from attacks.validation import check_counts, check_positive
 
@@ -38,14 +38,7 @@ class MiFace:
         check_positive(self, "lr")
 
     def reconstruct(
-        self,
-        model: nn.Module,
-        labels: Tensor,
-        shape: tuple[int, int, int],
-        *,
-        mean: Channelwise = 0.0,
-        std: Channelwise = 1.0,
-        start: Tensor | None = None,
+        self, model: nn.Module, labels: Tensor, shape: tuple[int, int, int], *, start: Tensor | None = None
     ) -> Reconstruction:
         """One image (c, h, w) in [0, 1] for each of ``labels`` (b,); all descend in one batch.
 
@@ -54,7 +47,6 @@ class MiFace:
         """
         if model.training:
             raise ValueError("model.training=True: evaluation mode is needed")
-        pixels = PixelScale(mean, std)
         images = torch.zeros((len(labels), *shape), device=labels.device) if start is None else start.clone()
         best, lowest = images.clone(), torch.full((len(labels),), torch.inf, device=labels.device)
         window = torch.full((self.patience, len(labels)), torch.inf, device=labels.device)
@@ -66,7 +58,7 @@ class MiFace:
             if step % steps_between_reads(labels.device) == 0 and not going:
                 break
             taken += going
-            cost, slope = self._cost_and_gradient(model, pixels, images, labels)
+            cost, slope = self._cost_and_gradient(model, images, labels)
             better = active & (cost < lowest)
             best, lowest = torch.where(better.view(-1, 1, 1, 1), images, best), torch.where(better, cost, lowest)
             active &= (cost < window.amax(0)) & (cost > 1 - self.confidence)
@@ -76,12 +68,10 @@ class MiFace:
         return Reconstruction(best, labels, float(lowest.mean()), diagnostics={"steps": float(taken)})
 
     @staticmethod
-    def _cost_and_gradient(
-        model: nn.Module, pixels: PixelScale, images: Tensor, labels: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def _cost_and_gradient(model: nn.Module, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         leaf = images.detach().requires_grad_()
         with torch.enable_grad():
-            cost = 1 - model(pixels.to_input(leaf)).softmax(1).gather(1, labels.view(-1, 1)).flatten()
+            cost = 1 - model(leaf).softmax(1).gather(1, labels.view(-1, 1)).flatten()
             (slope,) = torch.autograd.grad(cost.sum(), leaf)
         return cost.detach(), slope
 
@@ -90,8 +80,7 @@ class MiFace:
 class ModelInversion(Attack):
     """One image per class from a shared model, with and without a GAN prior on public records.
 
-    The finding carries the search that starts from the public mean image of each class, a choice made before anything
-    is seen; the others stand beside it.
+    The finding carries the search that starts from the public mean image of each class, chosen before anything is seen.
     """
 
     miface: MiFace = field(default_factory=lambda: MiFace(iterations=1000))

@@ -82,9 +82,8 @@ def check_gradient_request(gradients: Sequence[Tensor], parameters: Sequence[Ten
 class LocalSteps:
     """The client's local work: plain SGD, in the order of the images.
 
-    steps: SGD steps; lr: learning rate; momentum: heavy ball from zero; weight_decay: added to each
-    gradient, times the parameters; proximal: FedProx's mu; batch_size: images a step (None: all of
-    them). Step t uses images t*B ... t*B + B - 1, around again when they run out.
+    momentum: heavy ball from zero; weight_decay: added to each gradient, times the parameters; proximal: FedProx's mu;
+    batch_size: images a step (None: all). Step t uses images t*B ... t*B + B - 1, around again when they run out.
     """
 
     steps: int = 1
@@ -134,10 +133,10 @@ class Victim:
     @cached_property
     def _is_single_step(self) -> bool:
         """One bare step of a model whose own parameters can be differentiated and that keeps no buffers."""
-        bare = self.local.steps == 1 and not self.local.weight_decay
         return (
-            bare
-            and not any(True for _ in self.model.buffers())
+            self.local.steps == 1
+            and not self.local.weight_decay
+            and next(self.model.buffers(), None) is None
             and all(p.requires_grad for p in self.model.parameters())
         )
 
@@ -154,11 +153,10 @@ class Victim:
         functional: bool = False,
         parameters: Mapping[str, Tensor] | None = None,
     ) -> list[Tensor]:
-        """(theta_0 - theta_T) / lr as a differentiable function of the images.
+        """(theta_0 - theta_T) / lr as a differentiable function of the images; with one step the gradient itself.
 
-        With one step this is the gradient itself. labels: (b,) classes or (b, C) probabilities.
-        functional: differentiate with torch.func, which nests inside vmap. parameters: theta_0, in the model's order
-        (only with ``functional``); None: the model's own.
+        labels: (b,) classes or (b, C) probabilities. functional: differentiate with torch.func, which nests inside vmap.
+        parameters: theta_0, in the model's order (only with ``functional``); None: the model's own.
         """
         if not functional and self._is_single_step:
             value = F.cross_entropy(self.model(images), labels)  # without swapping parameters: fastest

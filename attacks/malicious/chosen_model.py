@@ -1,8 +1,7 @@
 """A server that chooses the model: what every such attack must define, and how a client could notice.
 
-The honest server of the other attacks sends what the protocol makes of its clients' uploads. This one hands out a network
-of its own for one round and reads the answer. The client follows the protocol, so all that it sends is an answer to that
-model. What it could notice is a model in which most of what it sends stems from single records.
+It hands out a network of its own for one round and reads the answer. The client follows the protocol; what it could notice
+is a model in which most of what it sends stems from single records.
 """
 
 from __future__ import annotations
@@ -94,16 +93,11 @@ class ChosenModel(Attack, hooks=("set_parameters", "hidden_width", "record_contr
         measures: dict[str, Any] = dict(found.measures)
         near = torch.cdist(truth.x.flatten(1), images.flatten(1).to(truth.x)) / truth.x[0].numel() ** 0.5
         more = {"recovered": float((near.min(1).values < RECOVERED_ERROR).double().mean()), "records": len(truth.x)}
-        diagnostics = {**measures.pop("diagnostics", {}), **more, **self._detection_measures(view, truth)}
-        measures["diagnostics"] = diagnostics
+        if view.knowledge.model is not None:
+            batch = int(view.knowledge.settings.get("batch_size", 16))
+            more |= detection_rate(self.record_contributions, view.knowledge.model, truth.x, truth.y, batch)
+        measures["diagnostics"] = {**measures.pop("diagnostics", {}), **more}
         return Finding(view.surface, self.name, self.family, view.adversary, measures, found.figures)
-
-    def _detection_measures(self, view: View, truth: Truth) -> Mapping[str, float]:
-        model = view.knowledge.model
-        if model is None:
-            return {}
-        batch = int(view.knowledge.settings.get("batch_size", 16))
-        return detection_rate(self.record_contributions, model, truth.x, truth.y, batch)
 
 
 def linear_layers(model: nn.Module) -> list[nn.Linear]:
@@ -117,8 +111,7 @@ def linear_layers(model: nn.Module) -> list[nn.Linear]:
 def draw_gates(public_x: Tensor, count: int, share: float, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Weights (count, d) of random measurements, and the thresholds (count,) that ``share`` of public records exceed.
 
-    A measurement has variance 1 on public records, and is random in all directions in which they vary: along their few
-    main directions most records would never be extreme.
+    A measurement has variance 1 on public records, and is random in all directions in which they vary.
     """
     flat = public_x.flatten(1)
     _, spread, axes = torch.linalg.svd(flat - flat.mean(0), full_matrices=False)
@@ -129,15 +122,15 @@ def draw_gates(public_x: Tensor, count: int, share: float, generator: torch.Gene
     return weights, (flat @ weights.T).quantile(1 - share, dim=0)
 
 
-def cluster_rows(rows: Tensor, count: int, near: float = RECOVERED_ERROR) -> Tensor:
+def cluster_rows(rows: Tensor, count: int) -> Tensor:
     """At most ``count`` of rows (m, d), those first that most others agree with, no two of them alike.
 
-    A row that one record alone has made is made again by every other gate that this record alone has opened. Of rows with
-    equally many the one farthest from the middle is taken: a mixture of records lies between them.
+    A row that one record alone has made is made again by every other gate that it alone has opened. Of rows with equally many
+    the one farthest from the middle is taken: a mixture of records lies between them.
     """
     if not len(rows):
         return rows
-    alike = torch.cdist(rows, rows) / rows.shape[1] ** 0.5 < near
+    alike = torch.cdist(rows, rows) / rows.shape[1] ** 0.5 < RECOVERED_ERROR
     far = (rows - rows.mean(0)).norm(dim=1)
     far = far / (far.max() + 1)  # below 1: it decides between equal numbers of votes
     left = torch.ones(len(rows), dtype=torch.bool)

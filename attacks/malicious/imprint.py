@@ -2,9 +2,8 @@
 
 Fowl, Geiping, Czaja, Goldblum and Goldstein, "Robbing the Fed" (ICLR 2022), and Boenisch et al., "When the Curious
 Abandon Honesty" (2021): where one record alone activates a unit, the change of that unit's weights over the change of
-its bias is that record, exactly. Fowl et al. put the units' thresholds at quantiles of one measurement and subtract
-neighbours, which holds for one gradient step. Here each unit measures along its own direction and is rarely active (their
-sparse variant), so that it holds through many local steps.
+its bias is that record, exactly. Here each unit measures along its own direction and is rarely active (Fowl et al.'s sparse
+variant), so that it holds through many local steps.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """An embedding that lets one record through, so that a mean over a class carries that record.
 
-The counterpart of an imprint for methods that share no gradients: a mean of embeddings is safe only while every record
-adds to it. Here blocks of the embedding are copies of the pixels behind a gate that opens for about one record of a
-class. A class's mean over a block that one record opened is that record divided by the class's count.
+The counterpart of an imprint for methods that share no gradients: blocks of the embedding are copies of the pixels behind a
+gate that opens for about one record of a class. A class's mean over a block that one record opened is that record divided by
+the class's count.
 """
 
 from __future__ import annotations
@@ -84,10 +84,9 @@ class PlantedEmbedding(ChosenModel):
 def records_from_sums(total: Tensor, pixels: int) -> Tensor:
     """Records (m, pixels) in [0, 1] from the classes' sums (C, width) of the planted embedding.
 
-    A block that one record opened holds s (g + pixel - SHUT), where g is how far the gate is open and s the scale; its
-    first two coordinates, s (g - SHUT) and s (g + 1 - SHUT), say both. One that nobody opened is zero. One that several
-    records opened holds the sum of their pixels under the sum of their scales: a picture whose brightest pixel is rarely
-    1 and whose scale is a multiple of everybody's.
+    A block that one record opened holds s (g + pixel - GATE_OFFSET), where g is how far the gate is open and s the scale; its
+    first two coordinates, s (g - GATE_OFFSET) and s (g + 1 - GATE_OFFSET), say both. One that nobody opened is zero. One that
+    several opened is a picture whose brightest pixel is rarely 1 and whose scale is a multiple of everybody's.
     """
     size = pixels + GATE_COORDINATES
     by_block = total[:, : total.shape[1] // size * size].reshape(-1, size)

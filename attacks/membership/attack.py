@@ -1,26 +1,27 @@
 """Membership attacks as the audit runs them: signals of K replays in, one finding out.
 
-Each replay is the target once, and the others are its shadow models. Each attack reads one signal of ``view.worlds``. Which
-one is settled before any score is seen: by option, or by SURFACE_SIGNAL. Trying all signals and keeping the best would be
-selection. Beside the average over records stand the rates of the most exposed ones, and signals that can tell no member
-from others are reported as such.
+Each replay is the target once, and the others are its shadow models. Each attack reads one signal of ``view.worlds``, settled
+before any score is seen, by option or by SURFACE_SIGNAL: trying all and keeping the best would be selection. Beside the
+average over records stand the rates of the most exposed ones (Aerni, Zhang and Tramer 2024), which an average hides.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from scipy.stats import mannwhitneyu
 from torch import Tensor
+from torch.nn import functional as F
 
-from attacks.arrays import accepts_numpy
 from attacks.epsilon import Bound, one_run_from_scores
-from attacks.roc import Clusters, Roc, auc_interval, roc, thin_curve, tpr_at_fpr
+from attacks.roc import Clusters, auc_interval, roc, thin_curve, tpr_at_fpr
 from attacks.statistics import binomial_interval, shared_confidence
+from attacks.tensors import accepts_numpy
 from attacks.types import Adversary, Attack, Evidence, Family, Finding, Surface, Truth, View, Worlds
 from attacks.validation import check_counts
 
@@ -31,8 +32,7 @@ SAME_IN_ALL_REPLAYS = "the same in every replay, whoever is in"
 def why_uninformative(values: Tensor) -> str:
     """Why ``values`` (K, n, ...) of K replays and n records say nothing about a record; "" if they may.
 
-    SAME_FOR_ALL: in each replay every record has the same value; SAME_ALWAYS: each record has the same value in all
-    of at least two replays. One record alone is compared over replays only.
+    One record alone is compared over replays only.
     """
     if values.shape[1] > 1 and bool((values == values[:, :1]).all()):
         return SAME_FOR_ALL_RECORDS
@@ -47,24 +47,19 @@ def why_all_uninformative(several: Iterable[Tensor]) -> str:
     return reasons[0] if reasons and all(reasons) else ""
 
 
-# How exposed the most exposed records are (Aerni, Zhang and Tramer 2024): an average over records hides them.
-#
-# And how exposed records are that were made hard to fit, against the ordinary ones beside them.
-
 WORST_SHARE, WORST_RECORD_FPR = 0.01, 0.001  # the worst 1 % of records, at 1 false alarm in 1 000
 
 
 @accepts_numpy
 def measure_worst_records(scores: Tensor, masks: Tensor, confidence: float = 0.95) -> dict[str, Any] | None:
-    """{"share", "tpr", "ci", "records"}: how often the worst SHARE of records is found when in, at a false-positive rate RATE.
+    """{"share", "tpr", "ci", "records"}: how often the worst 1 % of records is found when in, at a false-positive rate of 0.001.
 
     scores (K, n) and masks (K, n) bool, one threshold for all. The worst records are chosen in one half of the
     replays and judged in the other, both ways: chosen and judged on the same, the luckiest would look exposed in a
     null as well. ci: Clopper-Pearson over the replays that judge; it takes them as independent given the records.
-    records: each chosen one by itself, {"record", "hits", "trials", "tpr", "ci", "wrong", "out"}, in order of position, from
-    the replays alone that did not choose it: hits of trials that it is in, wrong of out that it is not in; ci is of one
-    record, without correction for several.
-    None where fewer than 1 / RATE non-members leave RATE unseen, or there are fewer than 4 replays.
+    records: each chosen one by itself, {"record", "hits", "trials", "tpr", "ci", "wrong", "out"}, by position: hits of trials
+    that it is in, wrong of out that it is not in; ci without correction for several.
+    None where there are too few non-members to see the rate, or fewer than 4 replays.
     """
     named = _scores_above_threshold(scores, masks)
     if named is None or len(scores) < 4:
@@ -82,13 +77,13 @@ def measure_worst_records(scores: Tensor, masks: Tensor, confidence: float = 0.9
     if not trials:
         return None
     whole = {"share": WORST_SHARE, "tpr": hits / trials, "ci": list(binomial_interval(hits, trials, confidence))}
-    return whole | {"records": [_record_rates(at, seen[at], confidence) for at in sorted(seen) if seen[at][1]]}
-
-
-def _record_rates(record: int, counts: tuple[int, ...], confidence: float) -> dict[str, Any]:
-    hits, trials, wrong, out = counts
-    known = {"record": record, "hits": hits, "trials": trials, "tpr": hits / trials}
-    return known | {"ci": list(binomial_interval(hits, trials, confidence)), "wrong": wrong, "out": out}
+    records = []
+    for at, (hits, trials, wrong, out) in sorted(seen.items()):
+        if trials:
+            rates: dict[str, Any] = {"record": at, "hits": hits, "trials": trials, "tpr": hits / trials}
+            rates["ci"] = list(binomial_interval(hits, trials, confidence))
+            records.append(rates | {"wrong": wrong, "out": out})
+    return whole | {"records": records}
 
 
 @accepts_numpy
@@ -98,8 +93,8 @@ def measure_by_kind(
     """{kind: {"n", "auc", "tpr", "fpr", "ci"}} of records that were made hard to fit, and of the "ordinary" rest.
 
     scores, masks: (K, n); kinds: name -> positions (m,) of its records. tpr, fpr: of each kind, at the one threshold for all
-    records whose false-positive rate is RATE; fpr tells whether that threshold is fair to the kind. ci: of tpr,
-    Clopper-Pearson over the members, taken as independent. None where no kind was made, or RATE cannot be seen.
+    records whose false-positive rate is 0.001; fpr tells whether it is fair to the kind. ci: of tpr, Clopper-Pearson over the
+    members, taken as independent. None where no kind was made, or the rate cannot be seen.
     """
     if not kinds or (named := _scores_above_threshold(scores, masks)) is None:
         return None
@@ -122,7 +117,7 @@ def measure_by_kind(
 
 
 def _scores_above_threshold(scores: Tensor, masks: Tensor) -> Tensor | None:
-    """(K, n): which scores lie above the threshold of RATE; None where there are too few non-members to see it."""
+    """(K, n): which scores lie above the threshold of the rate; None where there are too few non-members to see it."""
     outside = scores[~masks].sort(descending=True).values
     return scores > outside[int(WORST_RECORD_FPR * len(outside))] if len(outside) * WORST_RECORD_FPR >= 1 else None
 
@@ -172,11 +167,8 @@ def primary_signal(surface: Surface, worlds: Worlds, choice: str = "auto") -> st
 
 @dataclass(frozen=True)
 class MembershipAttack(Attack, hooks=("score", "read_signals")):
-    """What all membership attacks share: the choice of signal, and the judgement.
-
-    delta None: the run's own, knowledge.settings["delta"]. targets: how many worlds the
-    epsilon bound is taken over (Bonferroni). least_worlds: the fewest worlds that the attack can run on.
-    """
+    """What all membership attacks share: the choice of signal, and the judgement. delta None: the run's own,
+    knowledge.settings["delta"]. targets: how many worlds the epsilon bound is taken over (Bonferroni)."""
 
     signal: str = "auto"
     confidence: float = 0.95
@@ -197,7 +189,7 @@ class MembershipAttack(Attack, hooks=("score", "read_signals")):
         check_counts(self, "targets")
 
     def read_signals(self, view: View) -> list[Tensor]:
-        """What the scores are made of: tensors (K, n, ...). A view in which all of them say nothing is not attacked."""
+        """What the scores are made of: tensors (K, n, ...). Where all of them say nothing the view is not attacked."""
         worlds = require_worlds(view)
         return [worlds.signals[primary_signal(view.surface, worlds, self.signal)]]
 
@@ -234,7 +226,13 @@ class MembershipAttack(Attack, hooks=("score", "read_signals")):
         measures, figures = membership_measures(
             scores, worlds, delta=delta, generator=generator, confidence=self.confidence, targets=targets
         )
-        return Finding(view.surface, self.name, self.family, view.adversary, measures, figures)
+        return self._add_details(
+            Finding(view.surface, self.name, self.family, view.adversary, measures, figures), evidence, worlds
+        )
+
+    def _add_details(self, finding: Finding, evidence: Evidence, worlds: Worlds) -> Finding:
+        """The finding with what this attack alone measures."""
+        return finding
 
 
 def unreadable_finding(attack: Attack, view: View, why: str) -> Finding:
@@ -246,11 +244,8 @@ def unreadable_finding(attack: Attack, view: View, why: str) -> Finding:
 
 
 def signal_log_odds(worlds: Worlds, name: str) -> Tensor:
-    """The signal read as log p / (1 - p), (K, n) float64.
-
-    Exact for "confidence". Any other signal is centred by each record's median over the worlds and
-    scaled by the pooled spread first; neither looks at a mask.
-    """
+    """The signal read as log p / (1 - p), (K, n) float64: exact for "confidence", else centred by each record's median over the
+    worlds and scaled by the pooled spread first; neither looks at a mask."""
     signal = worlds.signals[name].double()
     if name == "confidence":
         return signal
@@ -273,8 +268,7 @@ def check_shadow_signals(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Signals of shadow models (K, n) or, of q a record, (K, n, q), their masks (K, n) and the target's signals, in float64.
 
-    Raises ValueError for NaN, for infinity where they have to be ``finite``, and for other shapes; dimensions: that the
-    signals may have.
+    Raises ValueError for NaN, for infinity where they have to be ``finite``, and for shapes of other ``dimensions``.
     """
     x, mask, t = torch.as_tensor(signals).double(), torch.as_tensor(masks), torch.as_tensor(target).double()
     if x.ndim not in dimensions or mask.dtype != torch.bool or mask.shape != x.shape[:2] or t.shape != x.shape[1:]:
@@ -291,9 +285,8 @@ def check_shadow_signals(
 def score_leave_one_out(score: Callable[[Tensor, Tensor, Tensor], Tensor], signals: Tensor, masks: Tensor) -> Tensor:
     """Each world once as the target, the others as its shadow models: (K, n, ...) -> scores (K, n).
 
-    ``score(signals, masks, target)`` never sees the target's own mask row. Masks must be independent
-    coins: in a design with a fixed number of IN worlds per record the other rows reveal the target's
-    mask, and scores that depend on it are biased even if nothing leaks. ValueError below 2 worlds.
+    ``score(signals, masks, target)`` never sees the target's own mask row. Masks must be independent coins: with a fixed
+    number of IN worlds per record the other rows reveal the target's mask, and scores are biased even if nothing leaks.
     """
     if len(signals) < 2:
         raise ValueError(f"worlds={len(signals)}: at least 2 are needed, one as target and one as shadow")
@@ -315,8 +308,7 @@ def membership_measures(
     ROC, AUC and TPR pool all K leave-one-world-out targets. Their intervals are clustered two ways,
     by record and by world, because each world also serves as a shadow of the others. Epsilon is
     Steinke's one-run bound on the run that happened (row 0) and, with ``targets`` > 1, on the next
-    rows too, sharing alpha. The blind control's AUC is pooled in the same way. "worst_records" and "by_kind" are
-    absent where there are too few non-members to see them, "by_kind" also where no record was made hard to fit.
+    rows too, sharing alpha. "worst_records" and "by_kind" are absent where they cannot be seen.
     """
     member, flat = worlds.masks.flatten().numpy(), scores.double().flatten().numpy()
     count, records = worlds.masks.shape
@@ -325,11 +317,15 @@ def membership_measures(
         clusters = ()  # one world: only its records can be compared
     curve = roc(flat, member)
     bound = one_run_bound(scores, worlds.masks, delta, generator, confidence, targets)
+    rates = {
+        rate: tpr_at_fpr(flat, member, rate, confidence, clusters=clusters, curve=curve)
+        for rate in FALSE_POSITIVE_RATES
+    }
     measures = {
         "auc": curve.auc,
         "auc_ci": list(auc_interval(flat, member, confidence, clusters=clusters)),
         "tpr_at_fpr": {
-            str(rate): _tpr_measure(flat, member, rate, confidence, clusters, curve) for rate in FALSE_POSITIVE_RATES
+            str(rate): {"tpr": tpr, "ci": list(ci), "resolvable": seen} for rate, (tpr, ci, seen) in rates.items()
         },
         "blind_auc": roc(worlds.blind.double().expand(count, records).flatten(), member).auc,
         "epsilon_measured": bound.value,
@@ -364,18 +360,61 @@ def one_run_bound(
         one_run_from_scores(s, m, delta=delta, generator=generator, guesses=guesses, confidence=each)
         for s, m in zip(scores[:targets].double().numpy(), masks[:targets].numpy())
     ]
-    best = max(bounds, key=lambda bound: bound.value)
-    return Bound(best.value, best.method, best.validity, delta, confidence)
+    return replace(max(bounds, key=lambda bound: bound.value), confidence=confidence)
 
 
-def guess_counts(records: int, shares: Sequence[float] = GUESS_SHARES) -> list[tuple[int, int]]:
-    """Pairs (k_in, k_out) that guess the given shares of ``records``, half of them in."""
-    sides = sorted({max(int(records * share / 2), 1) for share in shares})
+def guess_counts(records: int) -> list[tuple[int, int]]:
+    """Pairs (k_in, k_out) that guess GUESS_SHARES of ``records``, half of them in."""
+    sides = sorted({max(int(records * share / 2), 1) for share in GUESS_SHARES})
     return [(side, side) for side in sides if 2 * side <= records]
 
 
-def _tpr_measure(
-    flat: np.ndarray, member: np.ndarray, rate: float, confidence: float, clusters: Clusters, curve: Roc
-) -> dict[str, Any]:
-    tpr, interval, resolvable = tpr_at_fpr(flat, member, rate, confidence, clusters=clusters, curve=curve)
-    return {"tpr": tpr, "ci": list(interval), "resolvable": resolvable}
+# The blind baseline: can members be told from others without the target? Where the two were not drawn from one distribution, a
+# classifier that never sees the model separates them, and no attack's numbers speak of the model alone (Das, Zhang and Tramer,
+# "Blind baselines beat membership inference attacks for foundation models", 2024).
+BLIND_FOLDS = 5
+BLIND_COMPONENTS = 24  # principal components of the records; their squares are used as well
+# p-value below which the control counts: cross-fitted scores vary up to 1.5 times as much as the test assumes (measured), so
+# that this is below 1 in 1 000 of records without any difference
+UNFAIR_P_VALUE = 1e-6
+
+
+@accepts_numpy
+def blind_record_scores(x: Tensor, labels: Tensor, member: Tensor, generator: torch.Generator) -> Tensor:
+    """Scores (n,) float64 of a ridge classifier on records x (n, ...) and labels (n,), each by one fitted without it.
+
+    member (n,) bool. Features: principal components, their squares, and the class. No intercept, and each fold is
+    centred: else a fold with fewer members would be foretold by the others having more (Stone 1974).
+    """
+    flat = x.flatten(1).double()
+    flat = (flat - flat.mean(0)) / flat.std(0).clamp_min(1e-12)
+    if flat.shape[1] > BLIND_COMPONENTS:
+        flat = flat @ _principal_axes(flat)
+    features = torch.cat([flat, flat.square(), F.one_hot(labels.long()).double()], 1)
+    features = (features - features.mean(0)) / features.std(0).clamp_min(1e-12)
+    fold = torch.randperm(len(x), generator=generator) % BLIND_FOLDS
+    target, scores = member.double() - 0.5, torch.zeros(len(x), dtype=torch.float64)
+    for at in range(BLIND_FOLDS):
+        inside, asked = fold != at, fold == at
+        known = features[inside]
+        gram = known.T @ known + len(known) * 0.1 * torch.eye(known.shape[1], dtype=torch.float64)
+        found = features[asked] @ torch.linalg.solve(gram, known.T @ (target[inside] - target[inside].mean()))
+        scores[asked] = found - found.mean() if len(found) else found
+    return scores
+
+
+@accepts_numpy
+def is_separable(blind: Tensor, member: Tensor) -> bool:
+    """Whether scores (n,) that saw no target rank members (n,) bool above others (Mann and Whitney 1947, one-sided)."""
+    inside, outside = blind[member].double().numpy(), blind[~member].double().numpy()
+    if not len(inside) or not len(outside):
+        return False
+    return bool(mannwhitneyu(inside, outside, alternative="greater").pvalue < UNFAIR_P_VALUE)
+
+
+def _principal_axes(flat: Tensor) -> Tensor:
+    """(d, COMPONENTS) of the largest variance, by the smaller of the two Gram matrices."""
+    if flat.shape[1] <= len(flat):
+        return torch.linalg.eigh(flat.T @ flat).eigenvectors[:, -BLIND_COMPONENTS:]
+    vectors = torch.linalg.eigh(flat @ flat.T).eigenvectors[:, -BLIND_COMPONENTS:]
+    return F.normalize(flat.T @ vectors, dim=0)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from functools import partial
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from attacks.arrays import accepts_numpy
 from attacks.membership.attack import (
     MembershipAttack,
     check_shadow_signals,
@@ -17,6 +17,7 @@ from attacks.membership.attack import (
     score_leave_one_out,
     signal_log_odds,
 )
+from attacks.tensors import accepts_numpy
 from attacks.types import View
 from attacks.validation import check_positive
 
@@ -55,6 +56,6 @@ class Base(MembershipAttack):
 
     def score(self, view: View, name: str, seed: int) -> Tensor:
         worlds = require_worlds(view)
-        options: dict[str, Any] = {"temperature": self.temperature, "online": self.online}
         logp = torch.nn.functional.logsigmoid(signal_log_odds(worlds, name))
-        return score_leave_one_out(lambda s, m, t: base(s, m, t, **options), logp, worlds.masks)
+        score = partial(base, temperature=self.temperature, online=self.online)
+        return score_leave_one_out(score, logp, worlds.masks)

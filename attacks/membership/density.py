@@ -14,37 +14,34 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attacks.arrays import accepts_numpy
 from attacks.membership.attack import MembershipAttack, require_worlds
 from attacks.membership.shadow_classifier import _cross_fit
+from attacks.tensors import accepts_numpy
 from attacks.types import View
 from attacks.validation import check_counts
 
 
 @accepts_numpy
-def density_ratio(inside: Tensor, outside: Tensor, query: Tensor, *, bandwidth: float | None = None) -> Tensor:
+def density_ratio(inside: Tensor, outside: Tensor, query: Tensor) -> Tensor:
     """log p_in(q) - log p_out(q): (m,) float64, larger = member.
 
-    inside (a, d), outside (b, d): features of known members and non-members; query (m, d). Each
-    feature is scaled by its pooled standard deviation; ``bandwidth`` (in these units, > 0) is
-    Scott's rule, size^(-1/(d + 4)), where None. Constant features are left out; with none left, 0.
+    inside (a, d), outside (b, d): features of known members and non-members; query (m, d). Each feature is scaled by its
+    pooled standard deviation (constant ones are left out); the bandwidth is Scott's rule.
     """
     if len(inside) < 2 or len(outside) < 2 or not inside.shape[1:] == outside.shape[1:] == query.shape[1:]:
         raise ValueError(f"inside {tuple(inside.shape)}, outside {tuple(outside.shape)}, query {tuple(query.shape)}")
-    if bandwidth is not None and not bandwidth > 0:
-        raise ValueError(f"bandwidth={bandwidth}: a positive number, or None for Scott's rule")
     spread = torch.cat([inside, outside]).double().std(0)
     live = spread > 0
     if not live.any():
         return torch.zeros(len(query), dtype=torch.float64)
     a, b, q = (v.double()[:, live] / spread[live] for v in (inside, outside, query))
-    return _log_density(a, q, bandwidth) - _log_density(b, q, bandwidth)
+    return _log_density(a, q) - _log_density(b, q)
 
 
-def _log_density(points: Tensor, query: Tensor, bandwidth: float | None) -> Tensor:
+def _log_density(points: Tensor, query: Tensor) -> Tensor:
     """Log of the Gaussian kernel density of ``points`` (a, d) at ``query`` (m, d), in blocks of queries."""
     count, width = points.shape
-    h = bandwidth if bandwidth is not None else count ** (-1 / (width + 4))
+    h = count ** (-1 / (width + 4))  # Scott's rule
     level = math.log(count) + width * math.log(h * math.sqrt(2 * math.pi))
     squares = (torch.cdist(block, points).square() for block in query.split(4096))
     return torch.cat([(d / (-2 * h * h)).logsumexp(1) for d in squares]) - level
@@ -74,11 +71,8 @@ class GradientDensity(MembershipAttack):
         rng = np.random.default_rng(seed)
 
         def fit_density_ratio(shadows: Tensor, masks: Tensor, target: Tensor) -> Tensor:
-            inside, outside = (_sample_rows(shadows[side], self.limit, rng) for side in (masks, ~masks))
+            inside, outside = (shadows[side] for side in (masks, ~masks))
+            inside, outside = (x[torch.from_numpy(rng.permutation(len(x))[: self.limit])] for x in (inside, outside))
             return density_ratio(inside, outside, target.flatten(0, 1)).reshape(target.shape[:2])
 
         return _cross_fit(fit_density_ratio, features, worlds.masks, self.folds)
-
-
-def _sample_rows(rows: Tensor, limit: int, rng: np.random.Generator) -> Tensor:
-    return rows[torch.from_numpy(rng.permutation(len(rows))[:limit])]

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from attacks.arrays import accepts_numpy
 from attacks.membership.attack import MembershipAttack, require_worlds
+from attacks.tensors import accepts_numpy
 from attacks.types import Evidence, Finding, Surface, Truth, View, Worlds
 from attacks.validation import check_counts
 
@@ -75,9 +75,9 @@ class LabelOnly(MembershipAttack):
 
     def judge(self, evidence: Evidence, view: View, truth: Truth) -> Finding:
         """As for any membership attack, with one world."""
-        finding = super().judge(evidence, replace(view, worlds=first_replay(require_worlds(view))), truth)
-        if finding.measures.get("status") == "nothing_to_read":
-            return finding
+        return super().judge(evidence, replace(view, worlds=first_replay(require_worlds(view))), truth)
+
+    def _add_details(self, finding: Finding, evidence: Evidence, worlds: Worlds) -> Finding:
         return finding.with_measures(diagnostics={"queries_per_record": evidence.notes["queries"]})
 
 

@@ -8,14 +8,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 from torch.special import log_ndtr
 
-from attacks.arrays import accepts_numpy
 from attacks.membership.attack import MembershipAttack, check_shadow_signals, require_worlds, score_leave_one_out
+from attacks.tensors import accepts_numpy
 from attacks.types import View
 
 Variance = Literal["per_record", "pooled", "auto", "uncentred", "uncentred_in"]
@@ -31,14 +32,6 @@ CONVENTIONS: Mapping[str, Mapping[str, Any]] = {
     "tf-privacy": {"centre": "median", "variance": "pooled"},
     "leakpro-global": {"centre": "mean", "variance": "uncentred", "offline_test": "logcdf"},
 }
-
-
-@dataclass(frozen=True)
-class SideStatistics:
-    """Centre and standard deviation per record for the worlds on one side (n, q)."""
-
-    centre: Tensor
-    std: Tensor
 
 
 @accepts_numpy
@@ -59,8 +52,7 @@ def lira(
     authors' script does. Offline takes OUT worlds only: log Phi((t - mu_out) / sigma_out), the
     paper's one-sided test ("logpdf": the script's two-sided one, for reproduction).
     variance: "per_record" is numpy's std of each record's worlds; "pooled" pools the residuals around
-    each record's own centre, IN and OUT apart; "auto" is per record from 63 worlds up
-    (64 replays, one of them the target), else pooled;
+    each record's own centre, IN and OUT apart; "auto" is per record from 63 worlds up, else pooled;
     the uncentred ones serve CONVENTIONS. A record with no IN (or OUT) world takes the other side's
     centre shifted by the median gap of the rest. Raises ValueError for bad shapes, NaN, or no world
     on a side that is needed.
@@ -71,59 +63,40 @@ def lira(
     mask = mask.unsqueeze(-1).expand_as(x)
     if variance == "auto":
         variance = "per_record" if len(x) >= PER_RECORD_FROM else "pooled"
-    outside = _side_statistics(x, ~mask, variance, centre)
+    mu_out, std_out = _side_statistics(x, ~mask, variance, centre, "OUT")
     if not online:
-        _require_side(outside, "OUT")
-        z = (t - _fill_with_median(outside.centre)) / outside.std
-        score = (
-            log_ndtr(z) if offline_test == "logcdf" else -_log_pdf(t, _fill_with_median(outside.centre), outside.std)
-        )
+        mu = torch.where(mu_out.isnan(), mu_out.nanmedian(), mu_out)
+        score = log_ndtr((t - mu) / std_out) if offline_test == "logcdf" else -_log_pdf(t, mu, std_out)
         return score.mean(-1)
-    inside = _side_statistics(x, mask, variance, centre)
-    _require_side(inside, "IN")
-    _require_side(outside, "OUT")
+    mu_in, std_in = _side_statistics(x, mask, variance, centre, "IN")
     if variance == "uncentred_in":
-        outside = SideStatistics(outside.centre, inside.std)
-    mu_in, mu_out = _fill_missing_sides(inside.centre, outside.centre)
-    return (_log_pdf(t, mu_in, inside.std) - _log_pdf(t, mu_out, outside.std)).mean(-1)
+        std_out = std_in
+    gap = (mu_in - mu_out).nanmedian().nan_to_num(0.0)  # of the records that have both sides
+    filled_in, filled_out = (
+        torch.where(mu_in.isnan(), mu_out + gap, mu_in),
+        torch.where(mu_out.isnan(), mu_in - gap, mu_out),
+    )
+    return (_log_pdf(t, filled_in, std_in) - _log_pdf(t, filled_out, std_out)).mean(-1)
 
 
-def _side_statistics(x: Tensor, mask: Tensor, variance: Variance, centre: str) -> SideStatistics:
-    """Centres are NaN for records without a world on this side."""
+def _side_statistics(x: Tensor, mask: Tensor, variance: Variance, centre: str, name: str) -> tuple[Tensor, Tensor]:
+    """Centre and standard deviation per record (n, q) over the worlds on one side; centres are NaN for records without one."""
+    if not mask.any():
+        raise ValueError(f"no shadow model has any record {name}: this test needs them")
     count = mask.sum(0)
     kept = x.masked_fill(~mask, torch.nan)
-    middle = _nan_median(kept) if centre == "median" else kept.nanmean(0)
+    # numpy's median (middle two averaged); torch's own takes the lower one
+    middle = kept.nanquantile(0.5, dim=0) if centre == "median" else kept.nanmean(0)
     if variance in ("uncentred", "uncentred_in"):
         spread = (x[mask] - x[mask].mean()).square().mean().sqrt()
-        return SideStatistics(middle, spread.expand_as(middle) + MIN_STD)
+        return middle, spread.expand_as(middle) + MIN_STD
     pooled = (kept - middle).square().flatten(0, 1).nanmean(0).sqrt()  # (q,)
     if variance == "pooled":
-        return SideStatistics(middle, pooled.expand_as(middle) + MIN_STD)
+        return middle, pooled.expand_as(middle) + MIN_STD
     if variance != "per_record":
         raise ValueError(f"variance={variance!r}: per_record, pooled or auto")
     own = (kept - kept.nanmean(0)).square().nanmean(0).sqrt()
-    return SideStatistics(middle, torch.where(count >= 2, own, pooled) + MIN_STD)
-
-
-def _nan_median(kept: Tensor) -> Tensor:
-    """numpy's median (middle two averaged), NaN ignored; torch's own takes the lower one."""
-    return kept.nanquantile(0.5, dim=0)
-
-
-def _fill_missing_sides(mu_in: Tensor, mu_out: Tensor) -> tuple[Tensor, Tensor]:
-    """Fill missing centres with the other side's, shifted by the median gap of the records that have both."""
-    gap = (mu_in - mu_out).nanmedian().nan_to_num(0.0)
-    filled_in = torch.where(mu_in.isnan(), mu_out + gap, mu_in)
-    return filled_in, torch.where(mu_out.isnan(), mu_in - gap, mu_out)
-
-
-def _fill_with_median(centre: Tensor) -> Tensor:
-    return torch.where(centre.isnan(), centre.nanmedian(), centre)
-
-
-def _require_side(side: SideStatistics, name: str) -> None:
-    if side.centre.isnan().all():
-        raise ValueError(f"no shadow model has any record {name}: this test needs them")
+    return middle, torch.where(count >= 2, own, pooled) + MIN_STD
 
 
 def _log_pdf(t: Tensor, mu: Tensor, std: Tensor) -> Tensor:
@@ -140,6 +113,6 @@ class Lira(MembershipAttack):
     name: ClassVar[str] = "lira"
 
     def score(self, view: View, name: str, seed: int) -> Tensor:
-        options: dict[str, Any] = {"online": self.online, "variance": self.variance, "centre": self.centre}
         worlds = require_worlds(view)
-        return score_leave_one_out(lambda s, m, t: lira(s, m, t, **options), worlds.signals[name], worlds.masks)
+        score = partial(lira, online=self.online, variance=self.variance, centre=self.centre)
+        return score_leave_one_out(score, worlds.signals[name], worlds.masks)

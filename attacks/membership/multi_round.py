@@ -1,19 +1,19 @@
 """Membership attacks on all replayed rounds of a run: the log-likelihood ratios of the rounds add up.
 
 Given a record's coin and what the server sent, a client that forgets draws each round afresh, so the joint ratio is the
-product of the rounds' ratios; for a client that remembers this is an approximation. The figure of the last round alone
-stays beside it. Several signals at once are read through one Gaussian for members and one for non-members.
+product of the rounds' ratios; for a client that remembers this is an approximation. Several signals at once are read
+through one Gaussian for members and one for non-members.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from attacks.arrays import accepts_numpy
 from attacks.membership.attack import (
     FALSE_POSITIVE_RATES,
     MembershipAttack,
@@ -24,7 +24,8 @@ from attacks.membership.attack import (
 )
 from attacks.membership.lira import lira
 from attacks.roc import roc, tpr_at_fpr
-from attacks.types import Evidence, Finding, Surface, Truth, View, Worlds
+from attacks.tensors import accepts_numpy
+from attacks.types import Evidence, Finding, Surface, View, Worlds
 
 Covariance = Literal["shared", "per_side"]
 MIN_OWN_SHARE = 0.25  # share of a record's own gap that is kept whatever the spread says: see _shrunk
@@ -56,10 +57,9 @@ def gaussian_likelihood_ratio(
 
     signals (K, n, q) of the shadow models, masks (K, n) bool, target (n, q). What few shadow models say about one record
     is mostly noise, so it is moved towards what all records say: the gap between its two centres by as much as the
-    spread of all gaps asks for (empirical Bayes, Morris 1983), its variances as if PRIOR more worlds had the pooled one.
+    spread of all gaps asks for (empirical Bayes, Morris 1983), its variances as if PRIOR_REPLAYS more had the pooled one.
     Correlations are pooled over records and shrunk by q / (q + K). "shared": both sides have the same covariance (linear
-    discriminant); "per_side": each its own. A signal that never varies
-    is left out; with no other the ratio is 0. Raises ValueError for bad shapes, NaN, or a side without any world.
+    discriminant). A signal that never varies is left out. Raises ValueError for bad shapes, NaN, or a side without a world.
     """
     x, mask, t = check_shadow_signals(signals, masks, target, 3)
     if mask.all() or not mask.any():
@@ -117,8 +117,8 @@ def _shrink_gaps(gap: Tensor, counts: Tensor) -> Tensor:
     """Each record's gap (n, q), in standard deviations, moved to the mean gap as far as its noise asks for.
 
     counts (2, n): its IN and OUT worlds; a record that lacks one takes the mean gap. Raises ValueError where all do.
-    Something of a record's own gap always stays: were all gaps one number, its sign alone would decide all scores of a
-    signal that says nothing, and AUC would stray from 0.5 by far more than its interval.
+    Were all gaps one number, its sign alone would decide all scores of a signal that says nothing: something of a record's
+    own gap always stays.
     """
     known = (counts > 0).all(0)
     if not known.any():
@@ -146,12 +146,9 @@ class MultiRoundAttack(MembershipAttack):
         notes = {**found.notes, "rounds": found.scores.shape[-1]}
         return replace(found, scores=found.scores.sum(-1), extra={"last_round": found.scores[..., -1]}, notes=notes)
 
-    def judge(self, evidence: Evidence, view: View, truth: Truth) -> Finding:
-        """As for one round, with the number of rounds, and AUC and TPR of the last one alone."""
-        finding = super().judge(evidence, view, truth)
-        if finding.measures.get("status") == "nothing_to_read":
-            return finding
-        member, last = require_worlds(view).masks.flatten().numpy(), evidence.extra["last_round"].flatten().numpy()
+    def _add_details(self, finding: Finding, evidence: Evidence, worlds: Worlds) -> Finding:
+        """The number of rounds, and AUC and TPR of the last one alone."""
+        member, last = worlds.masks.flatten().numpy(), evidence.extra["last_round"].flatten().numpy()
         alone = {
             "auc": roc(last, member).auc,
             **{f"tpr_at_{rate}": tpr_at_fpr(last, member, rate)[0] for rate in FALSE_POSITIVE_RATES},
@@ -192,8 +189,7 @@ def signals_to_fuse(worlds: Worlds) -> list[str]:
 class Fusion(MultiRoundAttack):
     """All signals of a surface in all rounds: a Gaussian likelihood ratio a round, fitted on the other worlds.
 
-    signal: "auto" = all of them that are no weaker reading of another; else that one alone. None is chosen by how well it
-    does in the run.
+    signal: "auto" = all that are no weaker reading of another; else that one alone. None is chosen by how well it does.
     """
 
     covariance: Covariance = "shared"
@@ -202,18 +198,15 @@ class Fusion(MultiRoundAttack):
 
     def read_signals(self, view: View) -> list[Tensor]:
         worlds = require_worlds(view)
-        names = (
-            signals_to_fuse(worlds) if self.signal == "auto" else [primary_signal(view.surface, worlds, self.signal)]
-        )
+        one = [] if self.signal == "auto" else [primary_signal(view.surface, worlds, self.signal)]
+        names = one or signals_to_fuse(worlds)
         return [signal_in_all_rounds(worlds, name) for name in names]
 
     def score(self, view: View, name: str, seed: int) -> Tensor:
         worlds = require_worlds(view)
         vectors = [torch.stack(of, -1) for of in zip(*(one.unbind(-1) for one in self.read_signals(view)), strict=True)]
-        return torch.stack([score_leave_one_out(self._likelihood_ratio, one, worlds.masks) for one in vectors], -1)
-
-    def _likelihood_ratio(self, signals: Tensor, masks: Tensor, target: Tensor) -> Tensor:
-        return gaussian_likelihood_ratio(signals, masks, target, covariance=self.covariance)
+        score = partial(gaussian_likelihood_ratio, covariance=self.covariance)
+        return torch.stack([score_leave_one_out(score, one, worlds.masks) for one in vectors], -1)
 
 
 # Released statistics that are sums over records, or nearly, and the signals that read them so.

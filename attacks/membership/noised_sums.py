@@ -1,10 +1,9 @@
 """Membership from noised sums over records, in closed form: the strongest reading of what a mechanism let out.
 
-Images, models or statistics that are computed from noised sums say no more of a record than the sums do (data
-processing). Of a sum y = sum_i z_i a_i + noise, what each record i adds, a_i, is known to the analyst of the guarantee,
-who knows all records and asks which are in (z_i = 1). So the log likelihood ratio of each record needs no shadow model.
-Other records' coins are unknown: they are marginalised as normal variables of a coin's mean and variance. Transcripts
-of other coins along the same sums cost one matrix product for all of them together.
+What is computed from noised sums says no more of a record than the sums do (data processing). Of a sum
+y = sum_i z_i a_i + noise, what each record i adds, a_i, is known to the analyst of the guarantee, who knows all records and
+asks which are in (z_i = 1). So the log likelihood ratio of each record needs no shadow model. Other records' coins are
+marginalised as normal variables of a coin's mean and variance.
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ MIN_NOISE_SHARE = 1e-4  # of the stated noise: a transcript with less is read as
 
 @dataclass(frozen=True)
 class _ReleasedSum:
-    """One release: records ``at`` (g,), A A^T / std^2 (g, g), A y / std^2 (g,), the records' chance to be sampled, and
-    what was measured in the directions that no record reaches: squared noise over the stated variance, and their number."""
+    """One release: records ``at`` (g,), A A^T / std^2 (g, g), A y / std^2 (g,), the chance to be sampled, and what was measured
+    in the directions that no record reaches: squared noise over the stated variance, and their number."""
 
     name: str
     at: np.ndarray
@@ -74,7 +73,7 @@ class NoisedSums:
 
     def usual_noise_ratio(self, name: str) -> float:
         """The usual noise of a mechanism in this run, over the stated one, in directions that no record reaches; 1 where
-        these are few. A release that had other noise is read with its own (``_noise_per_release``)."""
+        these are few."""
         energy, free = self._energy_outside_span(name)
         return max(math.sqrt(energy / free), MIN_NOISE_SHARE) if free >= MIN_FREE_NUMBERS else 1.0
 
@@ -82,14 +81,11 @@ class NoisedSums:
     def has_stated_noise(self) -> bool:
         """Whether the noise of every mechanism that can be measured has the stated size, in all rounds together and in each
         release: other noise, or records that add something else than they are read with, show there."""
-        measured = [
-            (self.usual_noise_ratio(name), self._energy_outside_span(name)[1])
-            for name in {read.name for read in self.releases}
-        ]
-        whole = all(
-            abs(size - 1) <= MAX_RUN_SIGMAS / math.sqrt(2 * free) for size, free in measured if free >= MIN_FREE_NUMBERS
-        )
-        return whole and not any(read.differs_from(1.0) for read in self.releases)
+        for name in {read.name for read in self.releases}:
+            size, free = self.usual_noise_ratio(name), self._energy_outside_span(name)[1]
+            if free >= MIN_FREE_NUMBERS and abs(size - 1) > MAX_RUN_SIGMAS / math.sqrt(2 * free):
+                return False
+        return not any(read.differs_from(1.0) for read in self.releases)
 
     def _energy_outside_span(self, name: str) -> tuple[float, int]:
         found = [read for read in self.releases if read.name == name]
@@ -103,8 +99,8 @@ class NoisedSums:
     def log_likelihood_ratios(self, masks: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """Log likelihood ratios (K, n), in against out, for masks (K, n) bool, of which row 0 is the run that happened.
 
-        Row 0 reads what was released. The others read transcripts along the same sums, with their own coins, samples and
-        noise, of the law and size that the run's noise has. Raises ValueError for masks of another width.
+        The other rows read transcripts along the same sums, with their own coins, samples and noise, of the law and size
+        that the run's noise has. Raises ValueError for masks of another width.
         """
         if masks.ndim != 2 or masks.shape[1] != self.count:
             raise ValueError(f"masks {masks.shape}: rows of {self.count} coins are needed")

@@ -1,9 +1,9 @@
 """Membership without shadow models: what score would a model give a record that it was not trained on?
 
 Bertran, Tang, Roth, Kearns, Morgenstern and Wu, "Scalable Membership Inference Attacks via Quantile Regression" (NeurIPS
-2023): regress the target model's scores on public records, which it never saw, on the records themselves. A record that
-scores above a high quantile of that distribution is called a member; at each false-positive rate one quantile is the
-threshold. With their Gaussian quantiles all of these thresholds are one ranking: (score - mean) / standard deviation.
+2023): regress the target model's scores on public records, which it never saw, on the records themselves; at each
+false-positive rate one quantile is the threshold. With their Gaussian quantiles all of these are one ranking: (score -
+mean) / standard deviation.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ def standardise_scores(scores: Tensor, known: Tensor, asked: Tensor, values: Ten
 
     scores (m,) of records that were not trained on, with features ``known`` (m, d); asked (q, d), values (q,): of the
     records in question. Mean and log variance are ridge regressions on the features; the variance is fitted to the
-    residuals that each record has when it is left out (Allen 1974), so that a close fit does not look like certainty.
-    Raises ValueError for unequal lengths, fewer than 2 known records, or a ridge that is not positive.
+    residuals that each record has when it is left out (Allen 1974). Raises ValueError for unequal lengths, fewer than 2
+    known records, or a ridge that is not positive.
     """
     if len(scores) != len(known) or len(values) != len(asked) or len(scores) < 2 or not ridge > 0:
+        shapes = [tuple(part.shape) for part in (scores, known, asked, values)]
         raise ValueError(
-            f"scores {tuple(scores.shape)}, known {tuple(known.shape)}, asked {tuple(asked.shape)}, "
-            f"values {tuple(values.shape)}, ridge={ridge}: equal lengths, 2 known records and a positive ridge are needed"
+            f"scores, known, asked, values {shapes}, ridge={ridge}: equal lengths, 2 known records and a positive ridge are needed"
         )
     s, x, q = scores.double(), known.double(), asked.double()
     centre, spread = x.mean(0), x.std(0).clamp_min(1e-12)

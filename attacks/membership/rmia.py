@@ -5,16 +5,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from attacks.arrays import accepts_numpy
 from attacks.membership.attack import MembershipAttack, check_shadow_signals, require_worlds, signal_log_odds
 from attacks.membership.signals import logit_scaled
-from attacks.types import Evidence, Finding, Truth, View
+from attacks.tensors import accepts_numpy
+from attacks.types import Evidence, Finding, View, Worlds
 from attacks.validation import check_counts, check_positive
 
 MIN_PROBABILITY = 1e-300
@@ -39,10 +40,9 @@ def rmia(
     (n,). Without z: the ratio p(x | target) / p(x), which every z only quantises for one target.
     With z_probs (K, m) and z_target (m,) of population records that no model was trained on: the fraction
     of z whose ratio is at most 1/gamma times the record's, in [0, 1); it makes scores of several
-    targets comparable. Its ties are broken by the ratio (``tie_break=False``: the bare fraction,
-    as the authors' code prints it). Online p(x) weighs the IN and OUT means equally; offline, and for
-    records without an IN world, and for z, p = ((1 + a) p_out + 1 - a) / 2. ValueError: bad shapes
-    or ranges.
+    targets comparable. Its ties are broken by the ratio (``tie_break=False``: the bare fraction, as the authors' code
+    prints it). Online p(x) weighs the IN and OUT means equally; offline, and for records without an IN world, and for z,
+    p = ((1 + a) p_out + 1 - a) / 2. ValueError: bad shapes or ranges.
     """
     p, mask, t = check_shadow_signals(probs, masks, target, 2)
     if not all(bool(((v >= 0) & (v <= 1)).all()) for v in (p, t)):
@@ -92,15 +92,19 @@ class Rmia(MembershipAttack):
             raise ValueError(f"a={self.a!r}: a number in [0, 1] is needed")
 
     def score(self, view: View, name: str, seed: int) -> Tensor:
-        worlds, public = require_worlds(view), _public_probs(view, name)
-        probs = signal_log_odds(worlds, name).sigmoid()
-        rows, scores = torch.arange(len(probs)), []
-        for k in range(len(probs)):
-            z, z_target = (None, None) if public is None else (public[rows != k], public[k])
-            options: dict[str, Any] = {"gamma": self.gamma, "a": self.a, "online": self.online}
-            shadows, masks = probs[rows != k], worlds.masks[rows != k]
-            scores.append(rmia(shadows, masks, probs[k], z_probs=z, z_target=z_target, **options))
-        return torch.stack(scores)
+        count = len(require_worlds(view).masks)
+        rest = [torch.arange(count)[torch.arange(count) != k] for k in range(count)]
+        return _score_targets(view, name, rest, gamma=self.gamma, a=self.a, online=self.online)
+
+
+def _score_targets(view: View, name: str, shadows: Sequence[Tensor], **options: Any) -> Tensor:
+    """Scores (K, n): each world as the target, with the worlds at ``shadows[k]`` as its shadow models."""
+    masks, public = require_worlds(view).masks, _public_probs(view, name)
+    probs, scores = signal_log_odds(require_worlds(view), name).sigmoid(), []
+    for k, chosen in enumerate(shadows):
+        z: dict[str, Any] = {} if public is None else {"z_probs": public[chosen], "z_target": public[k]}
+        scores.append(rmia(probs[chosen], masks[chosen], probs[k], **z, **options))
+    return torch.stack(scores)
 
 
 def _public_probs(view: View, name: str) -> Tensor | None:
@@ -132,21 +136,12 @@ class OfflineRmia(MembershipAttack):
             raise ValueError(f"a={self.a!r}: a number in [0, 1] is needed")
 
     def score(self, view: View, name: str, seed: int) -> Tensor:
-        worlds, public = require_worlds(view), _public_probs(view, name)
-        probs, scores = signal_log_odds(worlds, name).sigmoid(), []
-        for k in range(len(probs)):
-            chosen = shadow_indices(k, len(probs), self.shadows)
-            z, z_target = (None, None) if public is None else (public[chosen], public[k])
-            kept = (probs[chosen], worlds.masks[chosen], probs[k])
-            scores.append(rmia(*kept, z_probs=z, z_target=z_target, gamma=self.gamma, a=self.a, online=False))
-        return torch.stack(scores)
+        count = len(require_worlds(view).masks)
+        chosen = [shadow_indices(k, count, self.shadows) for k in range(count)]
+        return _score_targets(view, name, chosen, gamma=self.gamma, a=self.a, online=False)
 
-    def judge(self, evidence: Evidence, view: View, truth: Truth) -> Finding:
-        finding = super().judge(evidence, view, truth)
-        if finding.measures.get("status") == "nothing_to_read":
-            return finding
-        used = min(self.shadows, len(require_worlds(view).masks) - 1)
-        return finding.with_measures(diagnostics={"shadow_models": used})
+    def _add_details(self, finding: Finding, evidence: Evidence, worlds: Worlds) -> Finding:
+        return finding.with_measures(diagnostics={"shadow_models": min(self.shadows, len(worlds.masks) - 1)})
 
 
 def shadow_indices(target: int, worlds: int, count: int) -> Tensor:

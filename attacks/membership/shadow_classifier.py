@@ -16,13 +16,14 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from torch import Tensor
 
-from attacks.arrays import accepts_numpy
 from attacks.membership.attack import MembershipAttack, require_worlds
+from attacks.tensors import accepts_numpy
 from attacks.types import View
 from attacks.validation import check_counts
 
 ClassifierKind = Literal["mlp", "logistic"]
 MIN_LOG_PROBABILITY = -53 * math.log(2)  # of log p: a network that is surer says p = 1, whose log-odds are infinite
+MAX_ROWS = 4000  # of features that the attack model is trained on
 
 
 @accepts_numpy
@@ -43,21 +44,18 @@ def shadow_classifier(
     *,
     kind: ClassifierKind = "mlp",
     seed: int = 0,
-    iterations: int = 60,
-    limit: int = 4000,
 ) -> Tensor:
     """Log-odds of membership for target records (t, n, d) -> (t, n), learned on shadow models.
 
-    features (K, n, d) and masks (K, n) bool of the shadows, labels (n,). Shokri et al. train one
-    attack model a class; here one model sees the class as one-hot inputs, which needs fewer shadows.
-    At most ``limit`` shadow rows are used, drawn by ``seed``. One side missing: ValueError.
+    features (K, n, d) and masks (K, n) bool of the shadows, labels (n,). One attack model sees the class as one-hot inputs,
+    where Shokri et al. train one a class: it needs fewer shadows. At most MAX_ROWS shadow rows are used, drawn by ``seed``.
     """
     if masks.all() or not masks.any():
         raise ValueError("the shadow models have members only or non-members only")
     rows = _feature_rows(features, labels)
     inside = masks.flatten().numpy()
-    chosen = np.random.default_rng(seed).permutation(len(rows))[:limit]
-    model = make_pipeline(StandardScaler(), _build_classifier(kind, seed, iterations, len(chosen)))
+    chosen = np.random.default_rng(seed).permutation(len(rows))[:MAX_ROWS]
+    model = make_pipeline(StandardScaler(), _build_classifier(kind, seed, len(chosen)))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # a small, fixed number of passes is intended
         model.fit(rows[chosen], inside[chosen])
@@ -72,14 +70,11 @@ def _feature_rows(features: Tensor, labels: Tensor) -> np.ndarray:
     return torch.cat([features.double(), tiled], -1).flatten(0, -2).numpy()
 
 
-def _build_classifier(
-    kind: ClassifierKind, seed: int, iterations: int, rows: int
-) -> MLPClassifier | LogisticRegression:
+def _build_classifier(kind: ClassifierKind, seed: int, rows: int) -> MLPClassifier | LogisticRegression:
     if kind == "logistic":
         return LogisticRegression(max_iter=1000, random_state=seed)
     if kind == "mlp":
-        batch = min(200, rows)
-        return MLPClassifier((32,), max_iter=iterations, batch_size=batch, learning_rate_init=3e-3, random_state=seed)
+        return MLPClassifier((32,), max_iter=60, batch_size=min(200, rows), learning_rate_init=3e-3, random_state=seed)
     raise ValueError(f"kind={kind!r}: mlp or logistic")
 
 

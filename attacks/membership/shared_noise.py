@@ -1,9 +1,8 @@
 """Noise that a batch shares gives its members away: two of them imply the same noise, to the last bit.
 
-Where one noise tensor serves a batch of released rows, row_j - f(x_i) is that noise if row j stems from record i.
-So the noises that two candidates imply coincide if both are in, and differ by whole features otherwise; one member
-alone implies noise of the stated size, an outsider a larger one. No shadow model and no known record is needed.
-``KnownNeighbour`` is the same observation by an insider.
+Where one noise tensor serves a batch of released rows, row_j - f(x_i) is that noise if row j stems from record i. So the
+noises that two candidates imply coincide if both are in. One member alone implies noise of the stated size, an outsider a
+larger one. ``KnownNeighbour`` is the same observation by an insider.
 """
 
 from __future__ import annotations
@@ -14,8 +13,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from attacks.arrays import accepts_numpy
 from attacks.membership.attack import MembershipAttack, require_worlds
+from attacks.tensors import accepts_numpy
 from attacks.types import Surface, View
 
 COINCIDENCE_SIGNAL = "shared_noise"
@@ -31,10 +30,9 @@ def noise_coincidence(rows: Tensor, labels: Tensor, clean: Tensor, y: Tensor, ba
     rows (m, d) and labels (m,): released, ``batch`` neighbouring rows with one noise vector each, of ``std`` > 0 per
     coordinate; clean (n, d) and y (n,): each candidate's row without noise, and its label. A gap is the root mean
     square difference of the noises that two candidates imply by two rows of one batch, each row of its candidate's
-    label. Where the smallest gap is below COINCIDES * std, the score is log(std / gap) > 0. Every other candidate is
-    ranked below, by the likelihood of the noise that it implies: minus the smallest mean square of a noise over
-    std^2, which finds members that no other candidate shares a batch with. A candidate without a row of its label
-    gets the lowest score of all, 0 where no row fits any. Raises ValueError for batch < 1, std <= 0, unequal widths.
+    label. Where the smallest gap is below COINCIDENCE_LIMIT * std, the score is log(std / gap) > 0. Every other candidate is
+    ranked below, by minus the smallest mean square of a noise that it implies over std^2. A candidate without a row of its
+    label gets the lowest score of all, 0 where no row fits any. Raises ValueError for batch < 1, std <= 0, unequal widths.
     """
     if batch < 1 or not std > 0 or rows.shape[1:] != clean.shape[1:]:
         raise ValueError(
@@ -53,10 +51,10 @@ def noise_coincidence(rows: Tensor, labels: Tensor, clean: Tensor, y: Tensor, ba
     return scores.masked_fill(~found, float(scores[found].min()) if found.any() else 0.0)
 
 
-def _closest_noise(noise: Tensor, record: Tensor, row: Tensor, at_once: int = 512) -> Tensor:
+def _closest_noise(noise: Tensor, record: Tensor, row: Tensor) -> Tensor:
     """(p,) squared distance of each implied noise (p, d) to the nearest one of another record and another row."""
     out = torch.full((len(noise),), torch.inf, dtype=noise.dtype, device=noise.device)
-    for some in torch.arange(len(noise)).split(at_once):
+    for some in torch.arange(len(noise)).split(512):
         gaps = torch.cdist(noise[some], noise, compute_mode="donot_use_mm_for_euclid_dist").square()
         same = (record[some, None] == record[None]) | (row[some, None] == row[None])
         out[some] = gaps.masked_fill(same, torch.inf).amin(1) if len(noise) else out[some]

@@ -1,7 +1,6 @@
 """Membership signals: one number per record from an artifact, larger = more like a member.
 
-From logits, updates and gradients, noisy features, class statistics and synthetic sets, and by ridge regression on all
-candidates at once. Pure functions; leading dimensions (replays) are carried along where the shapes say "...".
+Pure functions; leading dimensions (replays) are carried along where the shapes say "...".
 """
 
 from __future__ import annotations
@@ -12,15 +11,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from attacks.arrays import accepts_numpy
+from attacks.tensors import accepts_numpy
 
 
 @accepts_numpy
 def logit_scaled(logits: Tensor, labels: Tensor) -> Tensor:
     """z_y - logsumexp of the other logits: logits (..., n, C), labels (n,) -> (..., n).
 
-    Equals log p_y / (1 - p_y) (Carlini et al. 2022, section V.A) without its saturation: no epsilon
-    is added and nothing is subtracted from one. Raises ValueError for fewer than two classes.
+    Equals log p_y / (1 - p_y) (Carlini et al. 2022, section V.A) without its saturation. Raises ValueError for fewer than two
+    classes.
     """
     if logits.shape[-1] < 2 or labels.shape != logits.shape[-2:-1]:
         raise ValueError(f"logits {tuple(logits.shape)}, labels {tuple(labels.shape)}: (..., n, C >= 2) and (n,)")
@@ -49,8 +48,7 @@ def output_gradient(logits: Tensor, labels: Tensor) -> Tensor:
 def gradient_alignment(update: Tensor, gradients: Tensor, *, cosine: bool = True) -> Tensor:
     """How far ``update`` (..., p) points along each record's own descent step.
 
-    gradients (n, p): each record's loss gradient at the broadcast model; update: local minus
-    broadcast parameters. Returns (..., n): the cosine with -gradient, or the inner product.
+    gradients (n, p): each record's loss gradient at the broadcast model; update: local minus broadcast parameters.
     """
     return direction_alignment(update, -gradients, cosine=cosine)
 
@@ -77,8 +75,7 @@ def matched_filter(features: Tensor, clean: Tensor, noise_std: float, *, shared_
     features (..., m, d): released rows in unknown order; clean (n, d): what each record's row would
     be without noise; noise_std: per coordinate, > 0. Returns (..., n): the largest over the m rows
     of (<f, c> - |c|^2 / 2) / noise_std^2, the Neyman-Pearson statistic when one row stems from the
-    record. shared_noise: one noise image was added to all m rows of a release, so the rows'
-    differences are exact: both sides are centred by their own mean before matching.
+    record. shared_noise: one noise image was added to all m rows of a release, so both sides are centred by their own mean.
     """
     if not noise_std > 0:
         raise ValueError(f"noise_std={noise_std}: a positive number is needed")
@@ -92,8 +89,7 @@ def matched_filter(features: Tensor, clean: Tensor, noise_std: float, *, shared_
 def average_noisy_copies(released: Tensor, stds: Sequence[float]) -> tuple[Tensor, float]:
     """Copies of the same n rows, each with its own noise, as one: (copies * n, d), copy after copy -> (n, d), its std.
 
-    Weights are inverse variances: the mean then holds all that Gaussian copies say about a row, and the
-    log-likelihood ratio of the mean is the sum of theirs. One copy is returned as it is.
+    Weights are inverse variances: the log-likelihood ratio of the mean is the sum of theirs.
     """
     if len(stds) == 1:
         return released, stds[0]
@@ -143,16 +139,12 @@ def class_mean_embeddings(embeddings: Tensor, labels: Tensor, classes: int) -> T
 
 @accepts_numpy
 def ridge_readout(inside: Tensor, labels: Tensor, own: Tensor, classes: int) -> Tensor:
-    """Ridge regression of one-hot ``labels`` (m,) on ``inside`` (m, d), in closed form: (n, C) logits for ``own``.
-
-    Zeros where m = 0: a model that was trained on nothing prefers no class.
-    """
+    """Ridge regression of one-hot ``labels`` (m,) on ``inside`` (m, d), in closed form: (n, C) logits for ``own``; zeros where
+    m = 0."""
     if not len(inside):
         return own.new_zeros(len(own), classes)
-    scale = inside.square().sum(1).mean().clamp_min(1e-12)
-    kernel = inside @ inside.T / scale + READOUT_RIDGE * len(inside) ** 0.5 * torch.eye(
-        len(inside), device=inside.device
-    )
+    scale, eye = inside.square().sum(1).mean().clamp_min(1e-12), torch.eye(len(inside), device=inside.device)
+    kernel = inside @ inside.T / scale + READOUT_RIDGE * len(inside) ** 0.5 * eye
     targets = F.one_hot(labels.long(), classes).to(kernel.dtype) - 1 / classes
     return 10 * (own @ inside.T / scale) @ torch.linalg.solve(kernel, targets)
 
@@ -163,10 +155,8 @@ def distance_to_synthetic(records: Tensor, synthetic: Tensor, farthest: float) -
     return nearest_distance(records, synthetic) if len(synthetic) else records.new_full((len(records),), -farthest)
 
 
-# Joint membership on sums over records: solve for all candidates' parts at once.
-#
-# An update, a gradient, a class mean are nearly sums of one vector a record. The inner product with a record's own vector
-# (alignment) also picks up the records that resemble it; ridge regression on all candidates' vectors takes those out.
+# Joint membership on sums over records: an update, a gradient, a class mean are nearly sums of one vector a record. The inner
+# product with a record's own vector also picks up the records that resemble it; ridge regression on all takes those out.
 
 # of the mean squared length of a candidate's vector; of many numbers a record (a model's), SMALL is enough
 RIDGE_SHARE = 0.1

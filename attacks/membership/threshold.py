@@ -8,8 +8,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from attacks.arrays import accepts_numpy
 from attacks.membership.attack import MembershipAttack, require_worlds
+from attacks.tensors import accepts_numpy
 from attacks.types import View
 
 

@@ -16,7 +16,7 @@ from attacks.types import Finding
 from privdd import __version__
 from privdd.auditing.coverage import describe_waiver, is_about_releases, untested_parts, why_not_read
 from privdd.auditing.pipeline import AuditState
-from privdd.data.hard_examples import hard_example_counts
+from privdd.data.partition import hard_example_counts
 from privdd.federated.checkpoint import write_ledger
 from privdd.federated.experiment import Experiment
 from privdd.federated.simulation import Plan, Progress, round_half_up

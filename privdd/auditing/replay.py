@@ -19,7 +19,7 @@ from torch import Tensor
 from privdd.core.group_settings import HardExamples
 from privdd.core.rng import Keys
 from privdd.core.types import Records, Shard, State, Tensors, Upload, is_remote_memory
-from privdd.data.hard_examples import draw_audited_positions, positions_by_kind
+from privdd.data.partition import draw_audited_positions, positions_by_kind
 from privdd.federated.channel import ClientContext, digest_tensors
 from privdd.federated.noise_log import NoiseLog, ObservedRound
 from privdd.federated.simulation import Plan, Progress, Snapshot, run_round, start_training

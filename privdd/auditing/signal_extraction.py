@@ -18,7 +18,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, grad, jvp, vmap
 
-from attacks.gpu import memory_budget
 from attacks.membership import signals as sig
 from attacks.membership.shared_noise import COINCIDENCE_SIGNAL, noise_coincidence
 from attacks.membership.signals import (
@@ -30,6 +29,7 @@ from attacks.membership.signals import (
     ridge_solver,
     solve_ridge,
 )
+from attacks.tensors import memory_budget
 from attacks.types import Surface
 from privdd.core.device import to_device
 from privdd.core.types import Problem, Records, State, Tensors, Values

@@ -37,8 +37,7 @@ from privdd.core.group_settings import Scale, published_scale
 from privdd.core.rng import Keys
 from privdd.core.types import Problem, Shard
 from privdd.core.validation import BadConfig, check_text
-from privdd.data.hard_examples import add_hard_examples, hard_example_counts
-from privdd.data.partition import Partition, make_shards
+from privdd.data.partition import Partition, add_hard_examples, hard_example_counts, make_shards
 from privdd.data.sources import load_dataset
 from privdd.federated.aggregation import Trust
 from privdd.federated.experiment import CaptureSettings, Experiment

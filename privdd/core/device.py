@@ -1,9 +1,8 @@
 """To a device and back: everything that a task holds is placed once, at its entry, and its results once, at its exit.
 
-Inside of a task nobody says where a tensor goes: what is made from tensors on a device is on that device. Random
-numbers are the exception. They come from named streams on the CPU, so that they are the same on every device; those of
-many steps are copied to the device together, for a transfer a tensor costs more than a step. Whoever repeats a
-computation and compares, as tests of a guarantee do, or resumes a run, needs ``deterministic_kernels`` around it.
+Inside of a task nobody says where a tensor goes. Random numbers are the exception: they come from named streams on the CPU,
+so that they are the same on every device; those of many steps are copied to the device together, for a transfer a tensor
+costs more than a step. Whoever repeats a computation and compares, or resumes a run, needs ``deterministic_kernels``.
 """
 
 from __future__ import annotations
@@ -14,15 +13,16 @@ import functools
 import math
 import os
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from attacks.gpu import average_pool as average_pool  # for ``models``, which imports nothing of attacks
-from attacks.gpu import memory_budget
+from attacks.tensors import average_pool as average_pool  # for ``models``, which imports nothing of attacks
+from attacks.tensors import copy_to_device as copy_to_device
+from attacks.tensors import draw_ahead, memory_budget
 from privdd.core.types import State
 
 T = TypeVar("T")
@@ -33,8 +33,8 @@ def to_device(value: T, device: str | torch.device) -> T:
     """``value`` with every tensor in it on ``device``; what holds none, or only tensors that are there, is itself.
 
     Looked into are mappings, lists, tuples, dataclasses, networks (copied, never moved in place), and of functions what
-    they closed over, were bound to or were given beforehand (``functools.partial``). A tensor or a network that is
-    met twice is moved once. Cached properties of a dataclass that holds a moved tensor are not taken along.
+    they closed over, were bound to or were given beforehand (``functools.partial``). What is met twice is moved once. Cached
+    properties of a dataclass that holds a moved tensor are not taken along.
     """
     return _DeviceMove(torch.device(device))(value)  # type: ignore[no-any-return]
 
@@ -58,9 +58,8 @@ class _DeviceMove:
             return value.to(self.device)
         if isinstance(value, nn.Module):
             return self._move_network(value)
-        if dataclasses.is_dataclass(value) and not isinstance(
-            value, type
-        ):  # before mappings, some of which are lazy ones
+        # before mappings, some of which are lazy ones
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
             return self._move_dataclass(value)
         if isinstance(value, Mapping):
             return self._rebuild_if_moved(value, list(value.values()), lambda found: dict(zip(value, found)))
@@ -126,59 +125,18 @@ def _cell_contents(cell: types.CellType) -> tuple[Any, ...]:
         return ()
 
 
-MAX_STEPS_PER_COPY = 64  # steps whose numbers travel together, at most
-MAX_BYTES_PER_COPY = 2**26  # bytes that travel together, unless a single step needs more
-ALIGNMENT = 64  # each tensor starts at a multiple of so many entries: kernels read whole vectors from aligned memory
-
-
-def copy_to_device(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
-    """Tensors of the CPU on ``device``, in one transfer for all of one type; on the CPU the very same ones."""
-    out = list(tensors)
-    for dtype in {t.dtype for t in tensors} if device.type != "cpu" else ():
-        at = [i for i, t in enumerate(tensors) if t.dtype == dtype]
-        for i, moved in zip(at, _copy_as_one_tensor([tensors[i] for i in at], device)):
-            out[i] = moved
-    return out
-
-
-def _copy_as_one_tensor(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
-    """Tensors of one type, each as a part of one flat tensor."""
-    sizes = [-(-t.numel() // ALIGNMENT) * ALIGNMENT for t in tensors]
-    flat = torch.zeros(sum(sizes), dtype=tensors[0].dtype)
-    for t, part in zip(tensors, flat.split(sizes)):
-        part[: t.numel()] = t.reshape(-1)
-    return [part[: t.numel()].view(t.shape) for t, part in zip(tensors, flat.to(device).split(sizes))]
-
-
 def stream_to_device(draw: Callable[[int], Mapping[str, Tensor]], steps: int, device: torch.device) -> Iterator[State]:
-    """``draw(t)`` for t = 0, ..., steps - 1, on ``device``; its tensors are on the CPU, of any shapes and types.
+    """``draw(t)`` for t = 0, ..., steps - 1, on ``device``, as ``draw_ahead``. ``draw`` takes streams by name, or from a
+    generator that is nobody else's before the last step."""
+    at, names = iter(range(steps)), list[tuple[str, ...]]()
 
-    On the CPU they are drawn when their step comes, elsewhere for up to ``MAX_STEPS_PER_COPY`` steps and about ``MAX_BYTES_PER_COPY`` bytes at
-    once. ``draw`` takes streams by name, or from a generator that nobody else takes from before the last step.
-    """
-    waiting: list[Mapping[str, Tensor]] = []
-    for t in range(steps):
-        drawn = draw(t)
-        if device.type == "cpu":
-            yield dict(drawn)
-            continue
-        waiting.append(drawn)
-        if (
-            len(waiting) == MAX_STEPS_PER_COPY
-            or t == steps - 1
-            or sum(map(_count_bytes, waiting)) + _count_bytes(drawn) > MAX_BYTES_PER_COPY
-        ):
-            yield from _copy_steps(waiting, device)
-            waiting = []
+    def draw_next() -> tuple[Tensor, ...]:
+        drawn = draw(next(at))
+        names.append(tuple(drawn))
+        return tuple(drawn.values())
 
-
-def _count_bytes(drawn: Mapping[str, Tensor]) -> int:
-    return sum(t.numel() * t.element_size() for t in drawn.values())
-
-
-def _copy_steps(rows: Sequence[Mapping[str, Tensor]], device: torch.device) -> Iterator[State]:
-    moved = iter(copy_to_device([t for row in rows for t in row.values()], device))
-    return iter([{name: next(moved) for name in row} for row in rows])
+    for row in draw_ahead(draw_next, steps, device):
+        yield dict(zip(names.pop(0), row))
 
 
 BYTES_PER_PIXEL = 2**15  # bytes that ResNet-18 keeps for a pixel of an image and its gradient, and a third more
@@ -187,8 +145,7 @@ BYTES_PER_PIXEL = 2**15  # bytes that ResNet-18 keeps for a pixel of an image an
 def max_images_per_batch(images: Tensor, usual: int, cached: int) -> int:
     """How many of ``images`` (n, c, h, w) may go through a network at once: ``usual``, a number that was asked for.
 
-    ``cached`` is the default, chosen for a CPU's cache; where it was left as it is, a GPU takes as many as fit into its
-    memory with a network such as ResNet-18.
+    ``cached`` is the default, for a CPU's cache; where it was left as it is, a GPU takes as many as fit into its memory.
     """
     if images.device.type == "cpu" or usual != cached:
         return usual

@@ -1,8 +1,7 @@
 """Timing a part of a long computation: loops that are cut short.
 
-A training loop goes through ``timed_steps``. It is run whole, but for within ``truncate_loops``: there a loop that has had
-its time is left, and what its other steps would have taken, as the steps before did, is added to ``cpu_seconds``. Results
-are then those of a shorter training: good to be timed, and for nothing else.
+A training loop goes through ``timed_steps``. Within ``truncate_loops`` a loop that has had its time is left, and what its
+other steps would have taken is added to ``cpu_seconds``. Results are then good to be timed, and for nothing else.
 """
 
 from __future__ import annotations

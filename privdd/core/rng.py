@@ -13,9 +13,8 @@ import torch
 class Keys:
     """A path of names under one seed: every random stream is addressed, never drawn in order.
 
-    ``keys.fold("round", 3, "client", 2, "batch")`` is the same stream whatever ran before it, so a
-    sweep over the noise multiplier sees the same batches and clients. The seed is public: whoever takes part
-    knows it. secret: what only the holder of the data knows; it decides ``private`` and nothing else.
+    ``keys.fold("round", 3, "client", 2, "batch")`` is the same stream whatever ran before it. The seed is public: whoever takes
+    part knows it. secret: what only the holder of the data knows; it decides ``private`` and nothing else.
     """
 
     seed: int

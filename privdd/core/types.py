@@ -1,4 +1,5 @@
-"""The types of the training stack (records, shards, artifacts, problems), and flat states: one mapping of named tensors for every server state and client memory. Nothing here holds hidden state; that is what makes replay, resume and distribution simple."""
+"""The types of the training stack (records, shards, artifacts, problems), and flat states: one mapping of named tensors for every
+server state and client memory. Nothing here holds hidden state; that is what makes replay, resume and distribution simple."""
 
 from __future__ import annotations
 
@@ -24,10 +25,8 @@ class Records:
 
     def __post_init__(self) -> None:
         if self.x.ndim != 4 or not len(self.x) == len(self.y) == len(self.ids):
-            raise ValueError(
-                f"records need x (n, c, h, w), y (n,), ids (n,); got {tuple(self.x.shape)}, "
-                f"{tuple(self.y.shape)}, {tuple(self.ids.shape)}"
-            )
+            shapes = ", ".join(str(tuple(part.shape)) for part in (self.x, self.y, self.ids))
+            raise ValueError(f"records need x (n, c, h, w), y (n,), ids (n,); got {shapes}")
 
     def __len__(self) -> int:
         return len(self.y)
@@ -50,8 +49,8 @@ class Records:
 class Shard:
     """One client's data: train feeds its uploads, test its personal accuracy, heldout the audit.
 
-    nulls: records that zero-out adjacency has replaced by nothing: black images that keep id and label.
-    They contribute zero to every query; a method that releases one row per record releases theirs too.
+    nulls: records that zero-out adjacency has replaced: black images that keep id and label. They contribute zero to every
+    query; a method that releases one row per record releases theirs too.
     """
 
     client: int
@@ -75,9 +74,8 @@ class Artifact:
 
     value: flat mapping of tensors. private=True claims that the value depends on the client's data
     only through outputs of ``ctx.mechanism``; the non-interference test holds every method to it.
-    public: why the value needs no protection (for example: labels under zero-out adjacency), empty if
-    it does. flags: side conditions of a mechanism's proof that only the method knows; a false one
-    makes the release non-private.
+    public: why the value needs no protection (for example: labels under zero-out adjacency), else empty.
+    flags: side conditions of a mechanism's proof that only the method knows; a false one makes the release non-private.
     """
 
     value: Tensors

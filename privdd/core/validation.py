@@ -76,7 +76,6 @@ def check_integer(key: str, value: Any, least: int = 0, needed: str = "", *, mos
 
 
 def describe_integer_range(least: int, most: int | None = None) -> str:
-    """The allowed range, in words."""
     return f"a whole number from {least}{'' if most is None else f' to {most}'} is needed"
 
 
@@ -188,9 +187,8 @@ class Key:
     help: str = ""
 
     def matches(self, key: str) -> bool:
-        return key == self.name or (
-            self.name.endswith(".*") and key.startswith(self.name[:-1]) and key != self.name[:-1]
-        )
+        prefix = self.name.removesuffix("*")
+        return key == self.name or (self.name.endswith(".*") and key.startswith(prefix) and key != prefix)
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,41 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image
 from torch import Generator, Tensor
 from torch.nn import functional as F
+
+CORRUPTIONS: dict[
+    str, tuple[Callable[..., Tensor], tuple[Any, ...]]
+] = {}  # name -> function, its parameters by severity
+COLOUR_ONLY = ("saturate",)
+
+
+def corrupt_images(name: str, x: Tensor, severity: int, generator: Generator) -> Tensor:
+    """The images under corruption ``name``. Raises ValueError for an unknown name or severity."""
+    if name not in CORRUPTIONS:
+        raise ValueError(f"data.corruptions={name!r}: one of {', '.join(CORRUPTIONS)}")
+    if isinstance(severity, bool) or severity not in (1, 2, 3, 4, 5):
+        raise ValueError(f"data.severity={severity!r}: 1, 2, 3, 4 or 5")
+    if name in COLOUR_ONLY and x.shape[1] != 3:
+        raise ValueError(f"data.corruptions={name!r}: does nothing to grey images")
+    function, by_severity = CORRUPTIONS[name]
+    chosen = by_severity[severity - 1]
+    return function(x, generator, *(chosen if isinstance(chosen, tuple) else (chosen,))).clamp(0, 1)
+
+
+def corruption_names(channels: int, asked: str | Sequence[str] = "all") -> tuple[str, ...]:
+    """``asked`` as a tuple; "all" gives every corruption that acts on images of ``channels`` channels."""
+    if asked == "all":
+        return tuple(name for name in CORRUPTIONS if channels == 3 or name not in COLOUR_ONLY)
+    chosen = (asked,) if isinstance(asked, str) else tuple(asked)
+    if not chosen or len(set(chosen)) != len(chosen):
+        raise ValueError(f"data.corruptions={list(chosen)}: at least one name, each once")
+    return chosen
 
 
 def filter_channels(x: Tensor, kernel: Tensor) -> Tensor:
@@ -34,40 +63,24 @@ def gaussian_kernel(sigma: float) -> Tensor:
     return kernel / kernel.sum()
 
 
-def disk_kernel(radius: float) -> Tensor:
-    axis = torch.arange(-3, 4)
-    disk = (axis[:, None] ** 2 + axis[None, :] ** 2 <= radius**2).float()
-    return disk / disk.sum()
-
-
-def convolve_kernels(kernel: Tensor, by: Tensor) -> Tensor:
-    side = by.shape[-1] - 1
-    return F.conv2d(kernel[None, None], by[None, None], padding=side)[0, 0]
-
-
-def shift_images(x: Tensor, dx: Tensor, dy: Tensor) -> Tensor:
-    """Each image moved by its own (dx, dy) pixels, bilinear, borders repeated."""
-    height, width = x.shape[2:]
-    theta = torch.zeros(len(x), 2, 3)
-    theta[:, 0, 0] = theta[:, 1, 1] = 1
-    theta[:, 0, 2], theta[:, 1, 2] = 2 * dx / width, 2 * dy / height
-    grid = F.affine_grid(theta, list(x.shape), align_corners=False)
+def _sample_bilinear(x: Tensor, grid: Tensor) -> Tensor:
     return F.grid_sample(x, grid, mode="bilinear", padding_mode="border", align_corners=False)
 
 
 def zoom_images(x: Tensor, zoom: float) -> Tensor:
     theta = torch.tensor([[1 / zoom, 0.0, 0.0], [0.0, 1 / zoom, 0.0]]).expand(len(x), 2, 3)
-    grid = F.affine_grid(theta, list(x.shape), align_corners=False)
-    return F.grid_sample(x, grid, mode="bilinear", padding_mode="border", align_corners=False)
+    return _sample_bilinear(x, F.affine_grid(theta, list(x.shape), align_corners=False))
 
 
 def smear_images(x: Tensor, radius: int, sigma: float, angles: Tensor) -> Tensor:
-    """Each image smeared in its own direction. angles: (n,) in radians."""
-    steps = torch.arange(radius + 1)
+    """Each image smeared in its own direction: moved copies, bilinear, added up. angles: (n,) in radians."""
+    steps, (height, width) = torch.arange(radius + 1), x.shape[2:]
     weights = (-(steps**2) / (2 * sigma**2)).exp()
-    out = torch.zeros_like(x)
+    out, theta = torch.zeros_like(x), torch.zeros(len(x), 2, 3)
+    theta[:, 0, 0] = theta[:, 1, 1] = 1
     for step, weight in zip(steps.tolist(), (weights / weights.sum()).tolist()):
-        out += weight * shift_images(x, step * angles.cos(), step * angles.sin())
+        theta[:, 0, 2], theta[:, 1, 2] = 2 * (step * angles.cos()) / width, 2 * (step * angles.sin()) / height
+        out += weight * _sample_bilinear(x, F.affine_grid(theta, list(x.shape), align_corners=False))
     return out
 
 
@@ -76,15 +89,120 @@ def displace_pixels(x: Tensor, dx: Tensor, dy: Tensor) -> Tensor:
     height, width = x.shape[2:]
     rows, columns = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
     grid = torch.stack(((columns + dx + 0.5) * 2 / width - 1, (rows + dy + 0.5) * 2 / height - 1), dim=-1)
-    return F.grid_sample(x, grid.to(x.dtype), mode="bilinear", padding_mode="border", align_corners=False)
+    return _sample_bilinear(x, grid.to(x.dtype))
 
 
-WATER, MUD = (175 / 255, 238 / 255, 238 / 255), (63 / 255, 42 / 255, 20 / 255)
+def plasma_clouds(x: Tensor, decay: float, g: Generator) -> Tensor:
+    """Clouds (n, 1, h, w) in [0, 1] for images x, by diamond-square on a torus (Fournier, Fussell, Carpenter 1982).
+
+    The random part shrinks by ``decay`` with each halving of the step.
+    """
+    size, spread = 2 ** math.ceil(math.log2(max(x.shape[2:]))), 1.0
+    out, step = torch.zeros(len(x), size, size), size
+
+    def wobble_means(four: Tensor) -> Tensor:
+        return four / 4 + spread * (2 * torch.rand(four.shape, generator=g) - 1)
+
+    while step >= 2:
+        half = step // 2
+        corners = out[:, ::step, ::step]
+        pairs = corners + corners.roll(-1, 1)
+        out[:, half::step, half::step] = wobble_means(pairs + pairs.roll(-1, 2))
+        centres, corners = out[:, half::step, half::step], out[:, ::step, ::step]
+        out[:, ::step, half::step] = wobble_means(centres + centres.roll(1, 1) + corners + corners.roll(-1, 2))
+        out[:, half::step, ::step] = wobble_means(centres + centres.roll(1, 2) + corners + corners.roll(-1, 1))
+        step, spread = half, spread / decay
+    low, high = out.amin((1, 2), keepdim=True), out.amax((1, 2), keepdim=True)
+    return ((out - low) / (high - low).clamp(min=1e-12))[:, None, : x.shape[2], : x.shape[3]]
 
 
-def _glass_blur(x: Tensor, level: int, g: Generator) -> Tensor:
+def corruption(name: str, *by_severity: Any) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
+    """Enters a function (images, generator, parameters) under its name, with the parameters of each severity."""
+
+    def enter_function(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        CORRUPTIONS[name] = function, by_severity
+        return function
+
+    return enter_function
+
+
+@corruption("gaussian_noise", 0.04, 0.06, 0.08, 0.09, 0.10)
+def _gaussian_noise(x: Tensor, g: Generator, std: float) -> Tensor:
+    return x + std * torch.randn(x.shape, generator=g)
+
+
+@corruption("shot_noise", 500, 250, 100, 75, 50)
+def _shot_noise(x: Tensor, g: Generator, photons: int) -> Tensor:
+    return torch.poisson(x * photons, generator=g) / photons
+
+
+@corruption("impulse_noise", 0.01, 0.02, 0.03, 0.05, 0.07)
+def _impulse_noise(x: Tensor, g: Generator, amount: float) -> Tensor:
+    hit = torch.rand(x.shape, generator=g) < amount
+    salt = (torch.rand(x.shape, generator=g) < 0.5).to(x.dtype)
+    return torch.where(hit, salt, x)
+
+
+@corruption("speckle_noise", 0.06, 0.1, 0.12, 0.16, 0.2)
+def _speckle_noise(x: Tensor, g: Generator, std: float) -> Tensor:
+    return x + x * std * torch.randn(x.shape, generator=g)
+
+
+@corruption("gaussian_blur", 0.4, 0.6, 0.7, 0.8, 1.0)
+def _gaussian_blur(x: Tensor, g: Generator, sigma: float) -> Tensor:
+    return filter_channels(x, gaussian_kernel(sigma))
+
+
+@corruption("defocus_blur", (0.3, 0.4), (0.4, 0.5), (0.5, 0.6), (1.0, 0.2), (1.5, 0.1))
+def _defocus_blur(x: Tensor, g: Generator, radius: float, soft: float) -> Tensor:
+    axis = torch.arange(-3, 4)
+    disk = (axis[:, None] ** 2 + axis[None, :] ** 2 <= radius**2).float()
+    smooth = gaussian_kernel(soft)[None, None]
+    return filter_channels(x, F.conv2d((disk / disk.sum())[None, None], smooth, padding=smooth.shape[-1] - 1)[0, 0])
+
+
+@corruption("motion_blur", (6, 1.0), (6, 1.5), (6, 2.0), (8, 2.0), (9, 2.5))
+def _motion_blur(x: Tensor, g: Generator, radius: int, sigma: float) -> Tensor:
+    return smear_images(x, radius, sigma, (torch.rand(len(x), generator=g) - 0.5) * (math.pi / 2))
+
+
+@corruption("zoom_blur", 0.05, 0.10, 0.15, 0.20, 0.25)
+def _zoom_blur(x: Tensor, g: Generator, largest: float) -> Tensor:
+    zooms = torch.arange(0, largest + 0.005, 0.01)
+    total = x + sum(zoom_images(x, 1 + float(zoom)) for zoom in zooms)
+    return total / (len(zooms) + 1)
+
+
+@corruption("brightness", 0.05, 0.1, 0.15, 0.2, 0.3)
+def _change_brightness(x: Tensor, g: Generator, more: float) -> Tensor:
+    value = x.amax(1, keepdim=True)  # HSV value: raised with hue and saturation kept
+    raised = (value + more).clamp(max=1)
+    return torch.where(value > 0, x * raised / value.clamp(min=1e-6), raised)
+
+
+@corruption("contrast", 0.75, 0.5, 0.4, 0.3, 0.15)
+def _reduce_contrast(x: Tensor, g: Generator, kept: float) -> Tensor:
+    mean = x.mean((2, 3), keepdim=True)
+    return (x - mean) * kept + mean
+
+
+@corruption("saturate", (0.3, 0.0), (0.1, 0.0), (1.5, 0.0), (2.0, 0.1), (2.5, 0.2))
+def _change_saturation(x: Tensor, g: Generator, factor: float, offset: float) -> Tensor:
+    value, low = x.amax(1, keepdim=True), x.amin(1, keepdim=True)
+    saturation = (value - low) / value.clamp(min=1e-6)
+    wanted = (saturation * factor + offset).clamp(0, 1)
+    return torch.where(saturation > 0, value - (value - x) * wanted / saturation.clamp(min=1e-6), x)
+
+
+@corruption("pixelate", 0.95, 0.9, 0.85, 0.75, 0.65)
+def _coarsen_pixels(x: Tensor, g: Generator, scale: float) -> Tensor:
+    height, width = (max(1, int(side * scale)) for side in x.shape[2:])
+    return F.interpolate(F.adaptive_avg_pool2d(x, (height, width)), size=x.shape[2:], mode="nearest")
+
+
+@corruption("glass_blur", (0.05, 1), (0.25, 1), (0.4, 1), (0.25, 2), (0.4, 2))
+def _glass_blur(x: Tensor, g: Generator, sigma: float, times: int) -> Tensor:
     """Neighbouring pixels change places between two blurs."""
-    sigma, times = ((0.05, 1), (0.25, 1), (0.4, 1), (0.25, 2), (0.4, 2))[level]
     kernel = gaussian_kernel(sigma)
     out, (height, width), images = filter_channels(x, kernel).clone(), x.shape[2:], torch.arange(len(x))
     for _ in range(times):
@@ -96,12 +214,12 @@ def _glass_blur(x: Tensor, level: int, g: Generator) -> Tensor:
     return filter_channels(out, kernel)
 
 
-def _elastic_transform(x: Tensor, level: int, g: Generator) -> Tensor:
+@corruption(
+    "elastic_transform", (0, 0, 0.08), (0.05, 0.2, 0.07), (0.08, 0.06, 0.06), (0.1, 0.04, 0.05), (0.1, 0.03, 0.03)
+)
+def _elastic_transform(x: Tensor, g: Generator, alpha: float, sigma: float, spread: float) -> Tensor:
     """A random affine map of three points, then smooth random displacements."""
     side = x.shape[-1]
-    alpha, sigma, spread = ((0, 0, 0.08), (0.05, 0.2, 0.07), (0.08, 0.06, 0.06), (0.1, 0.04, 0.05), (0.1, 0.03, 0.03))[
-        level
-    ]
     middle, arm = side // 2, side // 3
     points = torch.tensor([[middle + arm, middle + arm], [middle + arm, middle - arm], [middle - arm, middle - arm]])
     moved = points + (2 * torch.rand(len(x), 3, 2, generator=g) - 1) * spread * side
@@ -116,63 +234,36 @@ def _elastic_transform(x: Tensor, level: int, g: Generator) -> Tensor:
     return displace_pixels(warped, waves[:, 0] * alpha * side, waves[:, 1] * alpha * side)
 
 
-def _jpeg_compression(x: Tensor, level: int, g: Generator) -> Tensor:
-    quality = (80, 65, 58, 50, 40)[level]
-    pixels = (x.clamp(0, 1) * 255).byte().permute(0, 2, 3, 1).numpy()
+@corruption("jpeg_compression", 80, 65, 58, 50, 40)
+def _jpeg_compression(x: Tensor, g: Generator, quality: int) -> Tensor:
     out = []
-    for image in pixels:
+    for image in (x.clamp(0, 1) * 255).byte().permute(0, 2, 3, 1).numpy():
         packed = io.BytesIO()
         Image.fromarray(image[..., 0] if image.shape[2] == 1 else image).save(packed, "JPEG", quality=quality)
         out.append(np.asarray(Image.open(packed), dtype=np.float32).reshape(image.shape))
     return torch.from_numpy(np.stack(out)).permute(0, 3, 1, 2).to(x.dtype) / 255
 
 
-def _add_fog(x: Tensor, level: int, g: Generator) -> Tensor:
-    amount, decay = ((0.2, 3.0), (0.5, 3.0), (0.75, 2.5), (1.0, 2.0), (1.5, 1.75))[level]
-    size = 2 ** math.ceil(math.log2(max(x.shape[2:])))
+@corruption("fog", (0.2, 3.0), (0.5, 3.0), (0.75, 2.5), (1.0, 2.0), (1.5, 1.75))
+def _add_fog(x: Tensor, g: Generator, amount: float, decay: float) -> Tensor:
     top = x.amax((1, 2, 3), keepdim=True)
-    clouds = plasma_clouds(len(x), size, decay, g)[:, None, : x.shape[2], : x.shape[3]]
-    return (x + amount * clouds) * top / (top + amount)
+    return (x + amount * plasma_clouds(x, decay, g)) * top / (top + amount)
 
 
-def plasma_clouds(count: int, size: int, decay: float, g: Generator) -> Tensor:
-    """Clouds (count, size, size) in [0, 1] by diamond-square on a torus (Fournier, Fussell, Carpenter 1982).
-
-    size: a power of two; the random part shrinks by ``decay`` with each halving of the step.
-    """
-    out, step, spread = torch.zeros(count, size, size), size, 1.0
-    while step >= 2:
-        half = step // 2
-        corners = out[:, ::step, ::step]
-        pairs = corners + corners.roll(-1, 1)
-        out[:, half::step, half::step] = _add_wobble(pairs + pairs.roll(-1, 2), spread, g)
-        centres, corners = out[:, half::step, half::step], out[:, ::step, ::step]
-        across = centres + centres.roll(1, 1) + corners + corners.roll(-1, 2)
-        out[:, ::step, half::step] = _add_wobble(across, spread, g)
-        down = centres + centres.roll(1, 2) + corners + corners.roll(-1, 1)
-        out[:, half::step, ::step] = _add_wobble(down, spread, g)
-        step, spread = half, spread / decay
-    low, high = out.amin((1, 2), keepdim=True), out.amax((1, 2), keepdim=True)
-    return (out - low) / (high - low).clamp(min=1e-12)
-
-
-def _add_wobble(four: Tensor, spread: float, g: Generator) -> Tensor:
-    return four / 4 + spread * (2 * torch.rand(four.shape, generator=g) - 1)
-
-
-def _add_frost(x: Tensor, level: int, g: Generator) -> Tensor:
+@corruption("frost", (1.0, 0.2), (1.0, 0.3), (0.9, 0.4), (0.85, 0.4), (0.75, 0.45))
+def _add_frost(x: Tensor, g: Generator, kept: float, ice: float) -> Tensor:
     """Ridges of clouds are the crystals: bright where the clouds are at their middle value."""
-    kept, ice = ((1.0, 0.2), (1.0, 0.3), (0.9, 0.4), (0.85, 0.4), (0.75, 0.45))[level]
-    size = 2 ** math.ceil(math.log2(max(x.shape[2:])))
-    ridges = 1 - (2 * plasma_clouds(len(x), size, 1.5, g) - 1).abs()
-    return kept * x + ice * ridges[:, None, : x.shape[2], : x.shape[3]]
+    return kept * x + ice * (1 - (2 * plasma_clouds(x, 1.5, g) - 1).abs())
 
 
-def _add_snow(x: Tensor, level: int, g: Generator) -> Tensor:
-    mean, std, zoom, least, radius, sigma, kept = (
-        (0.1, 0.2, 1.0, 0.6, 8, 3.0, 0.95), (0.1, 0.2, 1.0, 0.5, 10, 4.0, 0.9), (0.15, 0.3, 1.75, 0.55, 10, 4.0, 0.9),
-        (0.25, 0.3, 2.25, 0.6, 12, 6.0, 0.85), (0.3, 0.3, 1.25, 0.65, 14, 12.0, 0.8),
-    )[level]  # fmt: skip
+@corruption(
+    "snow",
+    (0.1, 0.2, 1.0, 0.6, 8, 3.0, 0.95), (0.1, 0.2, 1.0, 0.5, 10, 4.0, 0.9), (0.15, 0.3, 1.75, 0.55, 10, 4.0, 0.9),
+    (0.25, 0.3, 2.25, 0.6, 12, 6.0, 0.85), (0.3, 0.3, 1.25, 0.65, 14, 12.0, 0.8),
+)  # fmt: skip
+def _add_snow(
+    x: Tensor, g: Generator, mean: float, std: float, zoom: float, least: float, radius: int, sigma: float, kept: float
+) -> Tensor:
     flakes = zoom_images(mean + std * torch.randn(len(x), 1, *x.shape[2:], generator=g), zoom)
     flakes = torch.where(flakes < least, 0.0, flakes).clamp(0, 1)
     flakes = smear_images(flakes, radius, sigma, -(0.25 + 0.5 * torch.rand(len(x), generator=g)) * math.pi)
@@ -180,142 +271,30 @@ def _add_snow(x: Tensor, level: int, g: Generator) -> Tensor:
     return kept * x + (1 - kept) * pale + flakes + flakes.flip(2, 3)
 
 
-def _add_spatter(x: Tensor, level: int, g: Generator) -> Tensor:
-    """Drops of water (severities 1 to 3) or mud."""
-    mean, std, sigma, least, amount = (
-        (0.62, 0.1, 0.7, 0.7, 0.5), (0.65, 0.1, 0.8, 0.7, 0.5), (0.65, 0.3, 1.0, 0.69, 0.5), (0.65, 0.1, 0.7, 0.69, 0.6),
-        (0.65, 0.1, 0.5, 0.68, 0.6),
-    )[level]  # fmt: skip
+WATER, MUD = (175 / 255, 238 / 255, 238 / 255), (63 / 255, 42 / 255, 20 / 255)
+
+
+@corruption(
+    "spatter",
+    (0.62, 0.1, 0.7, 0.7, 0.5, WATER), (0.65, 0.1, 0.8, 0.7, 0.5, WATER), (0.65, 0.3, 1.0, 0.69, 0.5, WATER),
+    (0.65, 0.1, 0.7, 0.69, 0.6, MUD), (0.65, 0.1, 0.5, 0.68, 0.6, MUD),
+)  # fmt: skip
+def _add_spatter(
+    x: Tensor,
+    g: Generator,
+    mean: float,
+    std: float,
+    sigma: float,
+    least: float,
+    amount: float,
+    colour: tuple[float, ...],
+) -> Tensor:
+    """Drops of water or mud, in its colour, or in that's mean on grey images."""
     liquid = filter_channels(mean + std * torch.randn(len(x), 1, *x.shape[2:], generator=g), gaussian_kernel(sigma))
-    liquid = torch.where(liquid < least, 0.0, liquid)
-    if level < 3:
-        drops = amount * liquid / liquid.amax((1, 2, 3), keepdim=True).clamp(min=1e-6)
-        return x + drops * _tint_channels(WATER, x)
+    liquid, values = torch.where(liquid < least, 0.0, liquid), torch.tensor(colour, dtype=x.dtype)
+    tint = (values if x.shape[1] == 3 else values.mean().expand(x.shape[1])).reshape(1, -1, 1, 1)
+    if colour is WATER:
+        return x + amount * liquid / liquid.amax((1, 2, 3), keepdim=True).clamp(min=1e-6) * tint
     mud = filter_channels((liquid > least).to(x.dtype), gaussian_kernel(amount))
     mud = torch.where(mud < 0.8, 0.0, mud)
-    return x * (1 - mud) + mud * _tint_channels(MUD, x)
-
-
-def _tint_channels(colour: tuple[float, float, float], x: Tensor) -> Tensor:
-    """(1, c, 1, 1): the colour, or its mean for grey images."""
-    values = torch.tensor(colour, dtype=x.dtype)
-    return (values if x.shape[1] == 3 else values.mean().expand(x.shape[1])).reshape(1, -1, 1, 1)
-
-
-TEXTURED_CORRUPTIONS: dict[str, Callable[[Tensor, int, Generator], Tensor]] = {
-    "glass_blur": _glass_blur,
-    "elastic_transform": _elastic_transform,
-    "jpeg_compression": _jpeg_compression,
-    "fog": _add_fog,
-    "frost": _add_frost,
-    "snow": _add_snow,
-    "spatter": _add_spatter,
-}
-
-
-Corruption = Callable[[Tensor, int, Generator], Tensor]
-
-
-def corrupt_images(name: str, x: Tensor, severity: int, generator: Generator) -> Tensor:
-    """The images under corruption ``name``. Raises ValueError for an unknown name or severity."""
-    if name not in CORRUPTIONS:
-        raise ValueError(f"data.corruptions={name!r}: one of {', '.join(CORRUPTIONS)}")
-    if isinstance(severity, bool) or severity not in (1, 2, 3, 4, 5):
-        raise ValueError(f"data.severity={severity!r}: 1, 2, 3, 4 or 5")
-    if name in COLOUR_ONLY and x.shape[1] != 3:
-        raise ValueError(f"data.corruptions={name!r}: does nothing to grey images")
-    return CORRUPTIONS[name](x, severity - 1, generator).clamp(0, 1)
-
-
-def corruption_names(channels: int, asked: str | Sequence[str] = "all") -> tuple[str, ...]:
-    """``asked`` as a tuple; "all" gives every corruption that acts on images of ``channels`` channels."""
-    if asked == "all":
-        return tuple(name for name in CORRUPTIONS if channels == 3 or name not in COLOUR_ONLY)
-    chosen = (asked,) if isinstance(asked, str) else tuple(asked)
-    if not chosen or len(set(chosen)) != len(chosen):
-        raise ValueError(f"data.corruptions={list(chosen)}: at least one name, each once")
-    return chosen
-
-
-def _gaussian_noise(x: Tensor, level: int, g: Generator) -> Tensor:
-    return x + (0.04, 0.06, 0.08, 0.09, 0.10)[level] * torch.randn(x.shape, generator=g)
-
-
-def _shot_noise(x: Tensor, level: int, g: Generator) -> Tensor:
-    photons = (500, 250, 100, 75, 50)[level]
-    return torch.poisson(x * photons, generator=g) / photons
-
-
-def _impulse_noise(x: Tensor, level: int, g: Generator) -> Tensor:
-    amount = (0.01, 0.02, 0.03, 0.05, 0.07)[level]
-    hit = torch.rand(x.shape, generator=g) < amount
-    salt = (torch.rand(x.shape, generator=g) < 0.5).to(x.dtype)
-    return torch.where(hit, salt, x)
-
-
-def _speckle_noise(x: Tensor, level: int, g: Generator) -> Tensor:
-    return x + x * (0.06, 0.1, 0.12, 0.16, 0.2)[level] * torch.randn(x.shape, generator=g)
-
-
-def _gaussian_blur(x: Tensor, level: int, g: Generator) -> Tensor:
-    return filter_channels(x, gaussian_kernel((0.4, 0.6, 0.7, 0.8, 1.0)[level]))
-
-
-def _defocus_blur(x: Tensor, level: int, g: Generator) -> Tensor:
-    radius, soft = ((0.3, 0.4), (0.4, 0.5), (0.5, 0.6), (1.0, 0.2), (1.5, 0.1))[level]
-    return filter_channels(x, convolve_kernels(disk_kernel(radius), gaussian_kernel(soft)))
-
-
-def _motion_blur(x: Tensor, level: int, g: Generator) -> Tensor:
-    radius, sigma = ((6, 1.0), (6, 1.5), (6, 2.0), (8, 2.0), (9, 2.5))[level]
-    return smear_images(x, radius, sigma, (torch.rand(len(x), generator=g) - 0.5) * (math.pi / 2))
-
-
-def _zoom_blur(x: Tensor, level: int, g: Generator) -> Tensor:
-    largest = (0.05, 0.10, 0.15, 0.20, 0.25)[level]
-    zooms = torch.arange(0, largest + 0.005, 0.01)
-    total = x + sum(zoom_images(x, 1 + float(zoom)) for zoom in zooms)
-    return total / (len(zooms) + 1)
-
-
-def _change_brightness(x: Tensor, level: int, g: Generator) -> Tensor:
-    value = x.amax(1, keepdim=True)  # HSV value: raised with hue and saturation kept
-    raised = (value + (0.05, 0.1, 0.15, 0.2, 0.3)[level]).clamp(max=1)
-    return torch.where(value > 0, x * raised / value.clamp(min=1e-6), raised)
-
-
-def _reduce_contrast(x: Tensor, level: int, g: Generator) -> Tensor:
-    mean = x.mean((2, 3), keepdim=True)
-    return (x - mean) * (0.75, 0.5, 0.4, 0.3, 0.15)[level] + mean
-
-
-def _change_saturation(x: Tensor, level: int, g: Generator) -> Tensor:
-    factor, offset = ((0.3, 0.0), (0.1, 0.0), (1.5, 0.0), (2.0, 0.1), (2.5, 0.2))[level]
-    value, low = x.amax(1, keepdim=True), x.amin(1, keepdim=True)
-    saturation = (value - low) / value.clamp(min=1e-6)
-    wanted = (saturation * factor + offset).clamp(0, 1)
-    return torch.where(saturation > 0, value - (value - x) * wanted / saturation.clamp(min=1e-6), x)
-
-
-def _coarsen_pixels(x: Tensor, level: int, g: Generator) -> Tensor:
-    scale = (0.95, 0.9, 0.85, 0.75, 0.65)[level]
-    height, width = (max(1, int(side * scale)) for side in x.shape[2:])
-    return F.interpolate(F.adaptive_avg_pool2d(x, (height, width)), size=x.shape[2:], mode="nearest")
-
-
-CORRUPTIONS: dict[str, Corruption] = {
-    "gaussian_noise": _gaussian_noise,
-    "shot_noise": _shot_noise,
-    "impulse_noise": _impulse_noise,
-    "speckle_noise": _speckle_noise,
-    "gaussian_blur": _gaussian_blur,
-    "defocus_blur": _defocus_blur,
-    "motion_blur": _motion_blur,
-    "zoom_blur": _zoom_blur,
-    "brightness": _change_brightness,
-    "contrast": _reduce_contrast,
-    "saturate": _change_saturation,
-    "pixelate": _coarsen_pixels,
-    **TEXTURED_CORRUPTIONS,
-}
-COLOUR_ONLY = ("saturate",)
+    return x * (1 - mud) + mud * tint

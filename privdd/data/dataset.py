@@ -1,9 +1,5 @@
-"""A labelled image set, split into train and test, with what it truly is; published channel means and deviations.
-
-``data.standardise`` standardises by constants of the papers' code (the dataset condensation code of Zhao and Bilen, on
-which FedDM and FedLGD build; torchvision's examples), computed by their authors over public training sets. Nothing is
-computed from the records at hand, so that no statistic of theirs leaves a client.
-"""
+"""A labelled image set, split into train and test, with what it truly is. ``data.standardise`` standardises by published
+constants: nothing is computed from the records at hand, so that no statistic of theirs leaves a client."""
 
 from __future__ import annotations
 

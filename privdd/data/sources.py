@@ -73,11 +73,9 @@ def blend_on_photos(digits: Tensor, rng: np.random.Generator) -> Tensor:
 def draw_font_digits(count: int, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
     """Digits in eight DejaVu fonts, random size, place, tilt (15 degrees) and colours: (n, 3, 28, 28), (n,)."""
     labels = rng.integers(10, size=count)
-    masks = (
-        np.stack([_draw_glyph(int(label), rng) for label in labels])
-        if count
-        else np.empty((0, DIGIT_SIDE, DIGIT_SIDE), np.float32)
-    )
+    masks = np.empty((count, DIGIT_SIDE, DIGIT_SIDE), np.float32)
+    for at, label in enumerate(labels):
+        masks[at] = _draw_glyph(int(label), rng)
     ink, paper = _draw_colours(count, rng)
     shade = masks[:, None]
     images = shade * ink + (1 - shade) * paper
@@ -134,18 +132,13 @@ class DomainLimits:
     train: int | None
     test: int | None
 
-    def limit_dataset(self, data: Dataset, keys: Keys) -> tuple[Pair, Pair]:
-        cut = data.limited(self.train, self.test, keys)
-        return (cut.train.x, cut.train.y), (cut.test.x, cut.test.y)
-
 
 def load_digit_domains(root: Path | None, limits: DomainLimits, keys: Keys) -> Dataset:
     """Digits as (3, 28, 28), one domain for each source, under its honest name.
 
-    MNIST (every second record), scikit-learn digits, digits over photo patches (the other MNIST
-    records, so that no digit is in two domains), font digits; SVHN and USPS where torchvision finds
-    them in ``root`` (nothing is downloaded for these). Without MNIST the photo domain takes scikit-learn's
-    digits, half for each.
+    MNIST (every second record), scikit-learn digits, digits over photo patches (the other MNIST records), font digits; SVHN
+    and USPS where torchvision finds them in ``root`` (nothing is downloaded for these). Without MNIST the photo domain takes
+    scikit-learn's digits, half for each.
     """
     own = load_digits_dataset("digits", None, keys).resized(DIGIT_SIDE)
     try:
@@ -153,12 +146,21 @@ def load_digit_domains(root: Path | None, limits: DomainLimits, keys: Keys) -> D
     except DataNotFound:
         mnist = None
     whole = mnist or own
-    plain, blended = _split_halves(whole)
+    halves = [
+        [records.take(torch.arange(at, len(records), 2)) for records in (whole.train, whole.test)] for at in range(2)
+    ]
+    plain, blended = (replace(whole, train=train, test=test) for train, test in halves)
     label = "MNIST-M-like" if mnist else "scikit-learn digits over photos"
     parts = [_limited_domain("MNIST", plain, limits, keys)] if mnist else []
     parts.append(_limited_domain("scikit-learn digits", own if mnist else plain, limits, keys))
-    parts.append(_blend_domain(_limited_domain(label, blended, limits, keys), keys))
-    parts.append(_font_domain(limits, keys))
+    over_photos = _limited_domain(label, blended, limits, keys)
+    rng = keys.fold("photos").numpy()
+    parts.append(
+        Domain(label, *((blend_on_photos(x[:, :1], rng), y) for x, y in (over_photos.train, over_photos.test)))
+    )
+    rng = keys.fold("fonts").numpy()
+    counts = (made if limit is None else limit for limit, made in zip((limits.train, limits.test), FONT_DIGIT_COUNTS))
+    parts.append(Domain("font digits", *(draw_font_digits(count, rng) for count in counts)))
     parts += _available_domains(root, limits, keys)
     sources = ", ".join(part.name for part in parts)
     return _join_domains("digit_domains", f"digit domains {sources}; photos: {', '.join(load_photos()[0])}", 10, parts)
@@ -187,12 +189,11 @@ def load_domain_folder(root: Path | None, size: int | None, limits: DomainLimits
     All images become (3, size, size). Raises DataNotFound without such subfolders, ValueError where two domains do
     not have the same classes.
     """
-    names = (
-        sorted(p.name for p in root.iterdir() if p.is_dir() and not hidden(p.name))
-        if root is not None and root.is_dir()
-        else []
-    )
-    if root is None or not names:
+    if (
+        root is None
+        or not root.is_dir()
+        or not (names := sorted(p.name for p in root.iterdir() if p.is_dir() and not hidden(p.name)))
+    ):
         raise DataNotFound(
             f"data.root={root}: data.name=domain_folder needs a folder with one subfolder for each domain"
         )
@@ -213,28 +214,11 @@ def load_domain_folder(root: Path | None, size: int | None, limits: DomainLimits
 
 
 def _limited_domain(name: str, data: Dataset, limits: DomainLimits, keys: Keys) -> Domain:
-    train, test = limits.limit_dataset(data, keys.fold("domain", name))
-    return Domain(name, _as_colour(train), _as_colour(test))
-
-
-def _as_colour(pair: Pair) -> Pair:
-    x, y = pair
-    return (x if x.shape[1] == 3 else x.expand(-1, 3, -1, -1).contiguous()), y
-
-
-def _blend_domain(domain: Domain, keys: Keys) -> Domain:
-    rng = keys.fold("photos").numpy()
-    train, test = ((blend_on_photos(x[:, :1], rng), y) for x, y in (domain.train, domain.test))
-    return Domain(domain.name, train, test)
-
-
-def _font_domain(limits: DomainLimits, keys: Keys) -> Domain:
-    rng = keys.fold("fonts").numpy()
-    counts = (
-        limit if limit is not None else made for limit, made in zip((limits.train, limits.test), FONT_DIGIT_COUNTS)
-    )
-    train, test = (draw_font_digits(count, rng) for count in counts)
-    return Domain("font digits", train, test)
+    cut = data.limited(limits.train, limits.test, keys.fold("domain", name))
+    colour = [
+        part.x if part.x.shape[1] == 3 else part.x.expand(-1, 3, -1, -1).contiguous() for part in (cut.train, cut.test)
+    ]
+    return Domain(name, (colour[0], cut.train.y), (colour[1], cut.test.y))
 
 
 def _available_domains(root: Path | None, limits: DomainLimits, keys: Keys) -> list[Domain]:
@@ -250,14 +234,6 @@ def _available_domains(root: Path | None, limits: DomainLimits, keys: Keys) -> l
             )
         )
     return out
-
-
-def _split_halves(data: Dataset) -> tuple[Dataset, Dataset]:
-    def take_half(offset: int) -> Dataset:
-        cut = [records.take(torch.arange(offset, len(records), 2)) for records in (data.train, data.test)]
-        return Dataset(cut[0], cut[1], data.classes, data.name, data.note)
-
-    return take_half(0), take_half(1)
 
 
 def _join_domains(name: str, note: str, classes: int, parts: list[Domain]) -> Dataset:
@@ -298,7 +274,7 @@ def load_dataset(
     root: folder (or npz file) to look in. size: side in pixels after resizing. limit: at most so many
     training records, test_limit (limit where None) test records, drawn by ``keys``; of each domain for
     digit_domains, domain_folder and corrupted. source, severity, corruptions: of ``corrupt_domains`` only. standardise: networks
-    standardise the images by published constants, which stay in [0, 1] here; the note says so. Raises ValueError
+    standardise the images, which stay in [0, 1] here; the note says so. Raises ValueError
     for an unknown name or bad number and DataNotFound (a ValueError) where the data cannot be had.
     """
     check_data(SimpleNamespace(name=name, size=size, limit=limit, test_limit=test_limit, standardise=standardise))

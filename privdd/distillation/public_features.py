@@ -20,8 +20,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from attacks.gpu import average_pool
 from attacks.images import LpipsTrunk, load_pretrained_trunk
+from attacks.tensors import average_pool
 from attacks.validation import check_counts, check_non_negative, check_positive
 from privdd.core.rng import Keys
 from privdd.core.types import Records, Shard, State, Tensors

@@ -21,8 +21,7 @@ import torch
 from scipy.stats import norm
 from torch import Tensor
 
-from attacks.membership.attack import one_run_bound, require_worlds, unreadable_finding
-from attacks.membership.blind_baseline import is_separable
+from attacks.membership.attack import is_separable, one_run_bound, require_worlds, unreadable_finding
 from attacks.membership.label_only import first_replay
 from attacks.membership.signals import ridge_readout
 from attacks.types import Adversary, Attack, Evidence, Family, Finding, Surface, Truth, View, Worlds

@@ -19,8 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from attacks.membership.attack import MembershipAttack
-from attacks.membership.blind_baseline import blind_record_scores
+from attacks.membership.attack import MembershipAttack, blind_record_scores
 from attacks.membership.quantile import QuantileRegression
 from attacks.membership.signals import logit_scaled
 from attacks.membership.threshold import LossThreshold

@@ -11,8 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attacks.membership.attack import MembershipAttack
-from attacks.membership.blind_baseline import blind_record_scores
+from attacks.membership.attack import MembershipAttack, blind_record_scores
 from attacks.membership.lira import Lira
 from attacks.membership.rmia import Rmia
 from attacks.membership.signals import logit_scaled, ridge_readout

@@ -21,10 +21,10 @@ from privdd.blackbox.verdict import BREAKS, KEEPS, Checked
 
 COMPONENT_ADAPTERS = {  # class or function -> the file and the function that make it callable, and what that calls
     "LocalDpMod": "flower_components:adapt_local_dp:ClientApp",
-    "DifferentialPrivacyServerSideFixedClipping": "flower_components:adapt_server_side:start",
-    "DifferentialPrivacyClientSideFixedClipping": "flower_components:adapt_client_side_fixed:start",
-    "DifferentialPrivacyServerSideAdaptiveClipping": "flower_components:adapt_server_side:start",
-    "DifferentialPrivacyClientSideAdaptiveClipping": "flower_components:adapt_client_side_adaptive:start",
+    "DifferentialPrivacyServerSideFixedClipping": "flower_components:adapt_strategy:start",
+    "DifferentialPrivacyClientSideFixedClipping": "flower_components:adapt_strategy:start",
+    "DifferentialPrivacyServerSideAdaptiveClipping": "flower_components:adapt_strategy:start",
+    "DifferentialPrivacyClientSideAdaptiveClipping": "flower_components:adapt_strategy:start",
     "PrivacyEngine": "library_components:adapt_privacy_engine:make_private",
     "PLDAccountant": "library_components:adapt_accountant:compose",
     "RdpAccountant": "library_components:adapt_accountant:compose",
@@ -184,27 +184,15 @@ ROWS = (
     ComponentRow(f"{PYDP}Count", "Count", "as it comes", ("args.epsilon=1", "input.rows=[20,1]")),
 )  # fmt: skip
 COLUMNS = (
-    "Component",
-    "Version",
-    "Configuration",
-    "States",
-    "kappa",
-    "Certified (any / by law)",
-    "By law and shift",
-    "Verdict",
-    "Shown by",
-    "Reason",
-    "Calls",
-    "Command",
-    "kappa on",
-)
+    "Component", "Version", "Configuration", "States", "kappa", "Certified (any / by law)", "By law and shift", "Verdict",
+    "Shown by", "Reason", "Calls", "Command", "kappa on",
+)  # fmt: skip
 VERDICTS = {BREAKS: "does not keep", KEEPS: "keeps (nothing refutes it)"}
 Cells = Mapping[str, str]
 
 
 def known_cells(page: Path, row: ComponentRow) -> Cells | None:
-    """The row as the table has it, where its command and its library's version are the same; where the library is not
-    installed, whatever version it was made with. None: it has to be checked."""
+    """The row as the table has it, where its command and its library's version (if it is installed) are the same, else None."""
     table = page.parent / "data" / f"{page.stem}-1.csv"
     if not table.is_file():
         return None
@@ -270,15 +258,10 @@ def _reason_cell(row: ComponentRow, verdict: str) -> dict[str, str]:
 def _verdict_cell(result: Checked) -> str:
     if result.is_unfinished:
         return "undecided: the time was spent before every look was made"
-    return VERDICTS.get(
-        result.verdict, "under conditions: " + "; ".join(_short_condition(c) for c in result.conditions)
-    )
+    # of a condition the part after the colon says what must hold
+    conditions = "; ".join(condition.rpartition(": ")[2] for condition in result.conditions)
+    return VERDICTS.get(result.verdict, f"under conditions: {conditions}")
 
 
 def _bound_cell(value: float) -> str:
     return "unbounded" if math.isinf(value) else f"{value:.3g}"
-
-
-def _short_condition(condition: str) -> str:
-    """The part after the colon says what must hold."""
-    return condition.rpartition(": ")[2]

@@ -3,9 +3,9 @@
 The client runs the channel, so mechanisms, noise and ledger rows are made where the data is; only what the channel lets
 out, and its ledger rows, travel. Client memory stays in Flower's client state, beside the latest reply: asked for that
 round again, a client sends the same reply, never another draw of its noise. Flower keeps that state for one series of
-runs, so a federation goes on in the series that it began in. The server runs the same rounds as a
-simulation, with a ``GridEngine`` in the place of the task engine, and leaves a run folder that ``python -m privdd.audit
-run=DIR`` attacks. It believes no reply that disagrees with the plan (``reply_check``). Needs the extra ``privdd[flower]``.
+runs, so a federation goes on in the series that it began in. The server runs a simulation's rounds with a ``GridEngine`` and
+leaves a run folder that ``python -m privdd.audit run=DIR`` attacks. It believes no reply that disagrees with the plan
+(``reply_check``). Needs the extra ``privdd[flower]``.
 """
 
 from __future__ import annotations
@@ -63,9 +63,8 @@ def client_app(
 
     own: from Flower's context (its node_config names the client) to plan, an empty ledger and the shard.
     tells_accuracy: answers ``evaluate`` with the accuracy of its own model on its own test split, which
-    personal methods need. That number leaves the client outside the channel: no ledger row covers it, so
-    it is for studies, and a guarantee holds for everything else.
-    simulation: the data is nobody's, so noise may be drawn from the seed. Everyone who takes part knows the seed: a
+    personal methods need. No ledger row covers that number: it is for studies.
+    simulation: the data is nobody's, so noise may be drawn from the seed, which everyone who takes part knows. A
     real client draws its noise from the operating system or from a secret of its own, or answers with an error.
     mods: of Flower, around every message (``privdd_tap("run")`` records what leaves).
     """
@@ -82,8 +81,7 @@ def client_app(
         round, asked = int(words["round"]), digest_tensors(sent_here)  # type: ignore[arg-type]
         sent = _stored_reply(context, shard.client, round, asked)
         if sent is None:
-            _check_trust_model(plan)
-            _check_noise_source(plan, simulation)
+            _check_plan(plan, simulation)
             memory = _load_memory(context, shard.client, bool(words["remembers"]))
             received, rows, memory = _run_client_step(
                 ClientTask(plan, round, shard.client, nest_values(sent_here), memory, shard)
@@ -114,16 +112,14 @@ def client_app(
     return app
 
 
-def _check_trust_model(plan: Plan) -> None:
-    """Raises FederationFailed under secure aggregation, which is not run here: the server would see each upload, with a share of the noise."""
+def _check_plan(plan: Plan, simulation: bool) -> None:
+    """Raises FederationFailed under secure aggregation, which is not run here, and where the noise could be drawn again by the
+    server, or cannot be drawn at all."""
     if plan.trust.is_summed:
         raise FederationFailed(
             f"trust={plan.trust.name}: this client would send its own upload, with a share of the noise"
         )
 
-
-def _check_noise_source(plan: Plan, simulation: bool) -> None:
-    """Raises FederationFailed where the noise could be drawn again by the server, or cannot be drawn at all."""
     if not plan.mechanisms:
         return
     if plan.noise_source == "seed" and not simulation:
@@ -212,13 +208,11 @@ class GridEngine:
         sent = {t.client: flatten_values(t.broadcast) for t in work}
         asked = [
             Message(
-                to_message_records(sent[t.client], round=t.round, remembers=int(bool(t.memory))),
-                self.nodes[t.client],
-                "train",
-                group_id=str(t.round),
+                to_message_records(sent[t.client], round=t.round, remembers=int(bool(t.memory))), self.nodes[t.client],
+                "train", group_id=str(t.round),
             )
             for t in work
-        ]
+        ]  # fmt: skip
         replies = self._collect_replies(asked)
         marks: dict[int, str] = {}  # by identity: the clients of a round are sent the same
         results = []
@@ -366,24 +360,15 @@ def run_on_grid(
     """All rounds on real clients, from the last checkpoint in ``folder`` -> the state after the last.
 
     timeout: seconds for one round; patience: seconds until all clients must have joined; rules: what is done about
-    a reply that cannot be used.
-
-    Raises FederationFailed for a missing client, for a reply that cannot be used where ``rules`` say stop, and for a
-    client that keeps to itself an accuracy that only it knows. The folder then goes on where the last round ended.
+    a reply that cannot be used. Raises FederationFailed for a missing client, for a reply that cannot be used where
+    ``rules`` say stop, and for a client that keeps to itself an accuracy that only it knows. The folder then goes on
+    where the last round ended.
     """
     plan = experiment.plan
     engine = GridEngine(grid, find_clients(grid, plan.problem.clients, patience), timeout, rules)
     ledger, capture = experiment.new_ledger(), experiment.capture
     # the server never touches the shards: tasks are run where the data is
-    trainer = Trainer(
-        plan,
-        experiment.shards,
-        experiment.test_records,
-        engine,  # type: ignore[arg-type]
-        folder,
-        ledger,
-        capture,
-        engine.collect_accuracy,  # type: ignore[arg-type]
-    )
+    shards, test = experiment.shards, experiment.test_records
+    trainer = Trainer(plan, shards, test, engine, folder, ledger, capture, engine.collect_accuracy)  # type: ignore[arg-type]
     with lock_folder(folder.path):
         return trainer.run()

@@ -4,9 +4,8 @@ Both read one config.yaml of a run (``run_config["config"]``, the same on every 
 number is ``partition-id`` in its node's config; the server writes the run folder ``run_config["folder"]``. Classes of
 one's own are named in that config only with ``run_config["trust"]``, their packages.
 The data are the config's, cut into clients: a study, so clients tell their accuracy where a method needs it, and may
-draw noise from the seed. With ``privacy.noise_source=secret`` each client's machine sets PRIVDD_SECRET.
-``run_config["bad_reply"]`` (stop | drop) and ``run_config["largest"]`` say what is done about replies that cannot be
-used (``ReplyRules``). A deployment whose data already lies at the clients builds its own with ``client_app(own)``.
+draw noise from the seed. ``run_config["bad_reply"]`` (stop | drop) and ``run_config["largest"]``: see ``ReplyRules``.
+A deployment whose data already lies at the clients builds its own with ``client_app(own)``.
 """
 
 from __future__ import annotations
@@ -35,9 +34,7 @@ from privdd.privacy.ledger import Ledger
 def load_experiment(folder: str, trust: str = "") -> tuple[Any, Experiment]:
     """A folder's config.yaml, with calibrated noise where it asks for that, and its run; once per process."""
     config = load_stored_config(Path(folder), parse_trusted_packages(trust) if trust else ())
-    experiment = build_experiment(
-        config, noise_here=False
-    )  # the server has no client's secret, and each client its own
+    experiment = build_experiment(config, noise_here=False)  # the server has no client's secret
     torch.set_num_threads(experiment.engine.threads)  # the same bits as the simulation
     return config, experiment
 

@@ -13,10 +13,14 @@ from flwr.clientapp import ClientApp
 from flwr.clientapp.mod import adaptiveclipping_mod, fixedclipping_mod
 from flwr.serverapp.strategy import FedAvg
 
-from privdd.core.validation import BadConfig, check_integer, check_number
+from privdd.core.validation import BadConfig, check_integer
+from privdd.integrations.library_components import DELTA, Adapted, number_argument
 
 Arrays = Sequence[np.ndarray]
-DELTA = 1e-5
+STRATEGY_MODS = {  # that every client of a strategy has, as its documentation asks for
+    "DifferentialPrivacyClientSideFixedClipping": (fixedclipping_mod,),
+    "DifferentialPrivacyClientSideAdaptiveClipping": (adaptiveclipping_mod,),
+}
 
 
 def _array_record(arrays: Arrays) -> ArrayRecord:
@@ -64,7 +68,7 @@ def _construct_component(target: type, given: Mapping[str, Any]) -> Any:
         raise BadConfig(f"{target.__name__}: {error}") from error
 
 
-def adapt_local_dp(target: type, args: Mapping[str, Any], stated: Mapping[str, Any]) -> tuple[type, dict[str, Any]]:
+def adapt_local_dp(target: type, args: Mapping[str, Any], stated: Mapping[str, Any]) -> Adapted:
     """``ClientApp(mods=[LocalDpMod(...)])`` between a server's zeros and a client's update.
 
     It states its epsilon and delta, one message at a time.
@@ -87,11 +91,6 @@ def adapt_local_dp(target: type, args: Mapping[str, Any], stated: Mapping[str, A
     return LocalDp, {"epsilon": given["epsilon"], "delta": given["delta"], "kind": "update", "relation": "zero_out"}
 
 
-def _app_strategy() -> FedAvg:
-    """Every client of every round, as few as there are."""
-    return FedAvg(fraction_evaluate=0.0, min_train_nodes=1, min_evaluate_nodes=0, min_available_nodes=1)
-
-
 def _make_accountant(clients: int, delta: float) -> Any:
     """The accountant that Flower's strategies take from 1.42 on."""
     from flwr import serverapp
@@ -106,29 +105,28 @@ def _make_accountant(clients: int, delta: float) -> Any:
     return serverapp.RdpAccountant(config)
 
 
-def _adapt_strategy(
-    target: type, args: Mapping[str, Any], stated: Mapping[str, Any], mods: Sequence[Any]
-) -> tuple[type, dict[str, Any]]:
-    """One round of ``Strategy.start``. args: of the strategy; accountant=true: Flower's own accountant counts along, and all clients weigh the same.
+def adapt_strategy(target: type, args: Mapping[str, Any], stated: Mapping[str, Any]) -> Adapted:
+    """One round of ``Strategy.start``, with Flower's mods in every client where it clips there.
 
-    Its statement is what its accountant says after the round, else the Gaussian mechanism's for its noise multiplier, for
+    args: of the strategy; accountant=true: Flower's own accountant counts along, and all clients weigh the same. Its
+    statement is what its accountant says after the round, else the Gaussian mechanism's for its noise multiplier, for
     one client zeroed.
     """
     _begin_run()
-    if "noise_multiplier" not in args:
-        raise BadConfig("args.noise_multiplier= is needed")
-    check_number("args.noise_multiplier", args["noise_multiplier"])
+    noise_multiplier = number_argument(args, "noise_multiplier")
     clients = check_integer("args.clients", args.get("clients", 10), 1, most=1000)
     delta, accounted = float(stated.get("delta", DELTA)), bool(args.get("accountant", False))
     given = {name: value for name, value in args.items() if name not in ("accountant", "clients")}
 
     class Strategy:
         def __init__(self) -> None:
-            self.federation, self.strategy, self.accountant = _Federation(mods), None, None
+            self.federation = _Federation(STRATEGY_MODS.get(target.__name__, ()))
+            self.strategy, self.accountant = None, None
 
         def __call__(self, updates: Sequence[Arrays], weights: Sequence[int]) -> list[np.ndarray]:
             if self.strategy is None:
-                named: dict[str, Any] = {"num_sampled_clients": len(updates), "strategy": _app_strategy()}
+                over = FedAvg(fraction_evaluate=0.0, min_train_nodes=1, min_evaluate_nodes=0, min_available_nodes=1)
+                named: dict[str, Any] = {"num_sampled_clients": len(updates), "strategy": over}
                 if accounted:
                     self.accountant = named["accountant"] = _make_accountant(len(updates), delta)
                 self.strategy = _construct_component(target, {**named, **given})
@@ -145,26 +143,7 @@ def _adapt_strategy(
     first = Strategy()
     first([[np.ones(4)] for _ in range(clients)], [100 for _ in range(clients)])
     if first.accountant is None:
-        epsilon = float(dpa.get_epsilon_gaussian(float(args["noise_multiplier"]), delta))
+        epsilon = float(dpa.get_epsilon_gaussian(noise_multiplier, delta))
     else:
         epsilon = float(first.accountant.get_privacy_spent().epsilon)
     return Strategy, {"epsilon": epsilon, "delta": delta, "kind": "aggregate", "relation": "zero_out"}
-
-
-def adapt_server_side(target: type, args: Mapping[str, Any], stated: Mapping[str, Any]) -> tuple[type, dict[str, Any]]:
-    """Fixed or adaptive clipping at the server."""
-    return _adapt_strategy(target, args, stated, ())
-
-
-def adapt_client_side_fixed(
-    target: type, args: Mapping[str, Any], stated: Mapping[str, Any]
-) -> tuple[type, dict[str, Any]]:
-    """With Flower's ``fixedclipping_mod`` in every client."""
-    return _adapt_strategy(target, args, stated, (fixedclipping_mod,))
-
-
-def adapt_client_side_adaptive(
-    target: type, args: Mapping[str, Any], stated: Mapping[str, Any]
-) -> tuple[type, dict[str, Any]]:
-    """With Flower's ``adaptiveclipping_mod`` in every client."""
-    return _adapt_strategy(target, args, stated, (adaptiveclipping_mod,))

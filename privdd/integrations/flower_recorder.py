@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -45,17 +47,13 @@ CLAIM_SETTINGS = ("clipping_norm", "sensitivity", "epsilon", "delta", "noise_mul
 def mods_below(call_next: Callable[..., Any]) -> Iterator[Any]:
     """The mods that a message still goes through: Flower keeps them in the closures that it chains them by."""
     for _ in range(MAX_MODS):
-        inside = (
-            dict(zip(call_next.__code__.co_freevars, call_next.__closure__ or ())) if _is_function(call_next) else {}
-        )
+        inside: dict[str, Any] = {}
+        if isinstance(call_next, FunctionType):
+            inside = dict(zip(call_next.__code__.co_freevars, call_next.__closure__ or ()))
         if not {"_ffn", "_mod"} <= set(inside):
             return
         yield inside["_mod"].cell_contents
         call_next = inside["_ffn"].cell_contents
-
-
-def _is_function(value: Any) -> bool:
-    return type(value) is type(_is_function)
 
 
 def claims_of_mods(call_next: Callable[..., Any]) -> tuple[dict[str, Any], ...]:
@@ -85,12 +83,8 @@ def _flower_class_name(part: Any) -> str:
 
 def _build_claim(part: Any, covers: str, multiplier: float) -> dict[str, Any]:
     settings = {name: value for name, value in vars(part).items() if name in CLAIM_SETTINGS and is_number(value)}
-    return {
-        "component": _flower_class_name(part),
-        "settings": settings,
-        "covers": covers,
-        "noise_multiplier": multiplier,
-    }
+    component = _flower_class_name(part)
+    return {"component": component, "settings": settings, "covers": covers, "noise_multiplier": multiplier}
 
 
 RECORDING = "a recording, as private as the models themselves,"
@@ -116,13 +110,10 @@ def message_arrays(content: RecordDict) -> dict[str, np.ndarray]:
 def message_numbers(content: RecordDict) -> dict[str, Any]:
     """The numbers that travel beside the arrays: RECORD/NAME -> a number or a list of numbers."""
     found = {f"{name}/{key}": value for name, record in content.metric_records.items() for key, value in record.items()}
-    return {name: _finite_or_text(value) for name, value in found.items()}
-
-
-def _finite_or_text(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_finite_or_text(one) for one in value]
-    return value if np.isfinite(value) else str(value)
+    text = lambda value: value if np.isfinite(value) else str(value)  # noqa: E731
+    return {
+        name: [text(one) for one in value] if isinstance(value, list) else text(value) for name, value in found.items()
+    }
 
 
 def message_round(message: Message) -> int:
@@ -184,13 +175,13 @@ def _record_received(recorder: MessageRecorder, heading: MessageHeading, message
     pending = PendingMark(recorder.folder, heading.round, heading.kind)
     if not (recorder.folder / HEAD_FILE).is_file():
         recorder.write_head()
-    told = MessageHeading(**{**vars(heading), "metrics": message_numbers(message.content), "claims": ()})
+    told = replace(heading, metrics=message_numbers(message.content), claims=())
     recorder.record_message(told, message_arrays(message.content))
     return pending
 
 
 def _record_sent(recorder: MessageRecorder, heading: MessageHeading, reply: Message) -> None:
-    kept = MessageHeading(**{**vars(heading), "part": REPLY, "metrics": message_numbers(reply.content)})
+    kept = replace(heading, part=REPLY, metrics=message_numbers(reply.content))
     recorder.record_message(kept, message_arrays(reply.content))
 
 
@@ -205,14 +196,10 @@ def tapped(strategy: Strategy, run: str | Path, *, beside_app: bool = False) -> 
         check_private(Path(run), RECORDING)
     recorder = _server_recorder(strategy, Path(run))
     tap = _ServerRecorder(recorder, claims_of_strategy(strategy))
-    for name, around in (
-        ("configure_train", tap.wrap_configure("train")),
-        ("configure_evaluate", tap.wrap_configure("evaluate")),
-        ("aggregate_train", tap.wrap_aggregate("train")),
-        ("aggregate_evaluate", tap.wrap_aggregate("evaluate")),
-        ("start", tap.wrap_start),
-    ):
-        setattr(strategy, name, around(getattr(strategy, name)))
+    for kind in ("train", "evaluate"):
+        for step, wrap in (("configure", tap.wrap_configure), ("aggregate", tap.wrap_aggregate)):
+            setattr(strategy, f"{step}_{kind}", wrap(kind, getattr(strategy, f"{step}_{kind}")))
+    setattr(strategy, "start", tap.wrap_start(strategy.start))  # noqa: B010
     return strategy
 
 
@@ -226,11 +213,8 @@ def _server_recorder(strategy: Strategy, run: Path) -> MessageRecorder:
     if folder != run:
         LOG.warning("PRIVDD TAP: %s holds a recording already; this one is written to %s", run, folder)
     kind = type(strategy)
-    more = {
-        "library": flower_version(),
-        "strategy": f"{kind.__module__}.{kind.__qualname__}",
-        "claims": list(claims_of_strategy(strategy)),
-    }
+    name, claims = f"{kind.__module__}.{kind.__qualname__}", list(claims_of_strategy(strategy))
+    more = {"library": flower_version(), "strategy": name, "claims": claims}
     recorder = MessageRecorder(folder, "server", more)
     recorder.run_safely("the head of the recording", recorder.write_head)
     return recorder
@@ -242,36 +226,30 @@ class _ServerRecorder:
     def __init__(self, recorder: MessageRecorder, claims: tuple[Mapping[str, Any], ...]) -> None:
         self.recorder, self.claims = recorder, claims
 
-    def wrap_configure(self, kind: str) -> Callable[..., Any]:
-        def wrap_function(own: Callable[..., Iterable[Message]]) -> Callable[..., Any]:
-            def configure_and_record(server_round: int, *args: Any, **more: Any) -> Any:
-                messages = list(own(server_round, *args, **more))
+    def wrap_configure(self, kind: str, own: Callable[..., Iterable[Message]]) -> Callable[..., Any]:
+        def configure_and_record(server_round: int, *args: Any, **more: Any) -> Any:
+            messages = list(own(server_round, *args, **more))
+            self.recorder.run_safely(
+                f"what round {server_round} sent", lambda: self._record_broadcast(server_round, kind, messages)
+            )
+            return messages
+
+        return configure_and_record
+
+    def wrap_aggregate(self, kind: str, own: Callable[..., Any]) -> Callable[..., Any]:
+        def record_and_aggregate(server_round: int, replies: Iterable[Message], *args: Any, **more: Any) -> Any:
+            held = list(replies)  # before the strategy reads them: some take the arrays out
+            self.recorder.run_safely(
+                f"what round {server_round} received", lambda: self._record_replies(server_round, kind, held)
+            )
+            result = own(server_round, held, *args, **more)
+            if kind == "train":
                 self.recorder.run_safely(
-                    f"what round {server_round} sent", lambda: self._record_broadcast(server_round, kind, messages)
+                    f"the model after round {server_round}", lambda: self._record_final(server_round, result)
                 )
-                return messages
+            return result
 
-            return configure_and_record
-
-        return wrap_function
-
-    def wrap_aggregate(self, kind: str) -> Callable[..., Any]:
-        def wrap_function(own: Callable[..., Any]) -> Callable[..., Any]:
-            def record_and_aggregate(server_round: int, replies: Iterable[Message], *args: Any, **more: Any) -> Any:
-                held = list(replies)  # before the strategy reads them: some take the arrays out
-                self.recorder.run_safely(
-                    f"what round {server_round} received", lambda: self._record_replies(server_round, kind, held)
-                )
-                result = own(server_round, held, *args, **more)
-                if kind == "train":
-                    self.recorder.run_safely(
-                        f"the model after round {server_round}", lambda: self._record_final(server_round, result)
-                    )
-                return result
-
-            return record_and_aggregate
-
-        return wrap_function
+        return record_and_aggregate
 
     def wrap_start(self, own: Callable[..., Any]) -> Callable[..., Any]:
         def start_and_record(*args: Any, **more: Any) -> Any:
@@ -289,20 +267,17 @@ class _ServerRecorder:
         """One file for a content that all clients get, one for each client otherwise."""
         same = len({id(message.content) for message in messages}) == 1
         for message in messages[:1] if same else messages:
-            node = SERVER_NODE if same else int(message.metadata.dst_node_id)
-            heading = MessageHeading(
-                round, node, kind, BROADCAST, _run_number(message), metrics=message_numbers(message.content)
-            )
-            self.recorder.record_message(heading, message_arrays(message.content))
+            self._record_message(round, SERVER_NODE if same else message.metadata.dst_node_id, kind, BROADCAST, message)
 
     def _record_replies(self, round: int, kind: str, replies: list[Message]) -> None:
         for reply in replies:
             if not reply.has_error():
-                node = int(reply.metadata.src_node_id)
-                heading = MessageHeading(
-                    round, node, kind, REPLY, _run_number(reply), metrics=message_numbers(reply.content)
-                )
-                self.recorder.record_message(heading, message_arrays(reply.content))
+                self._record_message(round, reply.metadata.src_node_id, kind, REPLY, reply)
+
+    def _record_message(self, round: int, node: int, kind: str, part: str, message: Message) -> None:
+        run, numbers = int(message.metadata.run_id), message_numbers(message.content)
+        heading = MessageHeading(round, int(node), kind, part, run, metrics=numbers)
+        self.recorder.record_message(heading, message_arrays(message.content))
 
     def _record_final(self, round: int, result: tuple[Any, Any]) -> None:
         arrays, metrics = result
@@ -310,7 +285,3 @@ class _ServerRecorder:
             numbers = {} if metrics is None else message_numbers(RecordDict({"metrics": metrics}))
             heading = MessageHeading(round, SERVER_NODE, "train", FINAL, metrics=numbers, claims=self.claims)
             self.recorder.record_message(heading, message_arrays(RecordDict({"arrays": arrays})))
-
-
-def _run_number(message: Message) -> int:
-    return int(message.metadata.run_id)

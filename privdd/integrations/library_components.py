@@ -25,7 +25,7 @@ DELTA = 1e-5
 Adapted = tuple[type, dict[str, Any]]
 
 
-def _number_argument(args: Mapping[str, Any], name: str) -> float:
+def number_argument(args: Mapping[str, Any], name: str) -> float:
     if name not in args:
         raise BadConfig(f"args.{name}= is needed")
     check_number(f"args.{name}", args[name])
@@ -34,6 +34,13 @@ def _number_argument(args: Mapping[str, Any], name: str) -> float:
 
 def _without(args: Mapping[str, Any], *names: str) -> dict[str, Any]:
     return {name: value for name, value in args.items() if name not in names}
+
+
+def _adapt_release(release: Callable[..., Any], relation: str, epsilon: float, delta: float = 0.0) -> Adapted:
+    """A function of the records, called again for each transcript."""
+    return _callable_class(lambda: release), {
+        "epsilon": epsilon, "delta": delta, "kind": "records", "relation": relation,
+    }  # fmt: skip
 
 
 def _callable_class(make: Callable[[], Callable[..., Any]]) -> type:
@@ -53,7 +60,7 @@ def adapt_update_filter(target: Any, args: Mapping[str, Any], stated: Mapping[st
     """NVFlare: ``Filter.process`` of an update of weights, as a client's chain of filters calls it.
 
     args: of the filter; numbers: of the update that its accountant is asked about (default 20). It states what that says of
-    a call; a filter without an accountant states nothing of its own.
+    a call; a filter without an accountant states nothing.
     """
     from nvflare.apis.dxo import DXO, DataKind, from_shareable
     from nvflare.apis.fl_context import FLContext
@@ -135,19 +142,24 @@ def adapt_gaussian_mechanism(target: Any, args: Mapping[str, Any], stated: Mappi
     args: epsilon (needed), clipping_bound (default 1), delta; with_metrics: the metrics that come with the update leave the
     user too; accountant=true: from ``PLDPrivacyAccountant`` instead, and ``postprocess_server`` on the sum over users.
     """
-    bound, epsilon = float(args.get("clipping_bound", 1.0)), _number_argument(args, "epsilon")
+    bound, epsilon = float(args.get("clipping_bound", 1.0)), number_argument(args, "epsilon")
     delta = float(args.get("delta", stated.get("delta", DELTA)))
     said = {"epsilon": epsilon, "delta": delta}
     if not args.get("accountant", False):
         return _adapt_pfl_local(lambda: target.construct_single_iteration(bound, epsilon, delta), args, said)
-    from pfl.privacy.privacy_accountant import PLDPrivacyAccountant
     from pfl.privacy.privacy_mechanism import CentrallyAppliedPrivacyMechanism
 
-    accountant = PLDPrivacyAccountant(
-        num_compositions=1, sampling_probability=1.0, mechanism="gaussian", epsilon=epsilon, delta=delta
-    )
+    accountant = _pfl_accountant(epsilon, delta)
     central = CentrallyAppliedPrivacyMechanism(target.from_privacy_accountant(accountant, bound))
     return _adapt_pfl_central(lambda: central, said)
+
+
+def _pfl_accountant(epsilon: float, delta: float) -> Any:
+    from pfl.privacy.privacy_accountant import PLDPrivacyAccountant
+
+    return PLDPrivacyAccountant(
+        num_compositions=1, sampling_probability=1.0, mechanism="gaussian", epsilon=epsilon, delta=delta
+    )
 
 
 def adapt_adaptive_clipping(target: Any, args: Mapping[str, Any], stated: Mapping[str, Any]) -> Adapted:
@@ -155,12 +167,9 @@ def adapt_adaptive_clipping(target: Any, args: Mapping[str, Any], stated: Mappin
 
     args: initial_clipping_bound, clipping_indicator_noise_stddev, adaptive_clipping_norm_quantile, log_space_step_size.
     """
-    from pfl.privacy.privacy_accountant import PLDPrivacyAccountant
 
-    epsilon, delta = _number_argument(args, "epsilon"), float(args.get("delta", stated.get("delta", DELTA)))
-    accountant = PLDPrivacyAccountant(
-        num_compositions=1, sampling_probability=1.0, mechanism="gaussian", epsilon=epsilon, delta=delta
-    )
+    epsilon, delta = number_argument(args, "epsilon"), float(args.get("delta", stated.get("delta", DELTA)))
+    accountant = _pfl_accountant(epsilon, delta)
     given = {
         "initial_clipping_bound": 1.0, "clipping_indicator_noise_stddev": 5.0, "adaptive_clipping_norm_quantile": 0.5,
         "log_space_step_size": 0.2, **_without(args, "epsilon", "delta"),
@@ -210,29 +219,26 @@ def _adapt_pfl_central(make: Callable[[], Any], said: Mapping[str, Any], adaptiv
 
 def adapt_laplace_mechanism(target: Any, args: Mapping[str, Any], stated: Mapping[str, Any]) -> Adapted:
     """pfl: ``LaplaceMechanism(clipping_bound, epsilon)``: clipped in L1, pure epsilon."""
-    bound, epsilon = float(args.get("clipping_bound", 1.0)), _number_argument(args, "epsilon")
+    bound, epsilon = float(args.get("clipping_bound", 1.0)), number_argument(args, "epsilon")
     return _adapt_pfl_local(lambda: target(bound, epsilon), args, {"epsilon": epsilon, "delta": 0.0})
 
 
 def adapt_execution_plan(target: Any, args: Mapping[str, Any], stated: Mapping[str, Any]) -> Adapted:
     """jax-privacy: a ``BandMFExecutionPlanConfig``'s plan: its batches, its clipped gradient and its noise, one step.
 
-    args: noise_multiplier (needed; looking for that of an epsilon takes half a minute), sampling_prob and others of the
-    configuration. It states what the configuration's accountant says of the plan's event. Batches are padded to the size of
-    the data, so that each size is compiled once.
+    args: noise_multiplier (needed), sampling_prob and others of the configuration. It states what the configuration's
+    accountant says of the plan's event. Batches are padded to the size of the data, so that each size is compiled once.
     """
     import jax
     from jax_privacy.batch_selection import pad_to_multiple_of
 
-    z, delta = _number_argument(args, "noise_multiplier"), float(stated.get("delta", DELTA))
+    z, delta = number_argument(args, "noise_multiplier"), float(stated.get("delta", DELTA))
     usual = {"iterations": 1, "strategy": [1.0], "epsilon": None, "delta": None}
     config = target(**{**usual, **args, "noise_multiplier": z})
     plan, accountant = config.plan, copy.deepcopy(config.accountant)
     epsilon = float(accountant.compose(plan.dp_event).get_epsilon(delta))
-    gradient, noise = (
-        plan.clipped_grad(lambda params, row: jax.numpy.vdot(params, row[0])),
-        plan.noise_addition_transform,
-    )
+    gradient = plan.clipped_grad(lambda params, row: jax.numpy.vdot(params, row[0]))
+    noise = plan.noise_addition_transform
     states: dict[int, Any] = {}  # of the noise, by the width of a row: each step goes on from the one before
 
     @jax.jit
@@ -248,9 +254,7 @@ def adapt_execution_plan(target: Any, args: Mapping[str, Any], stated: Mapping[s
         released, states[width] = step(x[rows].astype(np.float32), rows < 0, states[width])
         return np.asarray(released)
 
-    return _callable_class(lambda: release), {
-        "epsilon": epsilon, "delta": delta, "kind": "records", "relation": "zero_out",
-    }  # fmt: skip
+    return _adapt_release(release, "zero_out", epsilon, delta)
 
 
 def adapt_clipped_sum(target: Any, args: Mapping[str, Any], stated: Mapping[str, Any]) -> Adapted:
@@ -263,7 +267,7 @@ def adapt_clipped_sum(target: Any, args: Mapping[str, Any], stated: Mapping[str,
     import jax
     from jax_privacy.noise_addition import matrix_factorization_privatizer
 
-    z, delta = _number_argument(args, "noise_multiplier"), float(stated.get("delta", DELTA))
+    z, delta = number_argument(args, "noise_multiplier"), float(stated.get("delta", DELTA))
     usual = {"l2_clip_norm": 1.0, "rescale_to_unit_norm": True, "keep_batch_dim": False}
     clipped = target(lambda row: row, **{**usual, **_without(args, "noise_multiplier")})
 
@@ -276,9 +280,7 @@ def adapt_clipped_sum(target: Any, args: Mapping[str, Any], stated: Mapping[str,
     def release(x: np.ndarray) -> np.ndarray:
         return np.asarray(step(x.astype(np.float32), jax.random.key(secrets.randbits(32))))
 
-    return _callable_class(lambda: release), {
-        "epsilon": float(dpa.get_epsilon_gaussian(z, delta)), "delta": delta, "kind": "records", "relation": "add_remove",
-    }  # fmt: skip
+    return _adapt_release(release, "add_remove", float(dpa.get_epsilon_gaussian(z, delta)), delta)
 
 
 def adapt_statistics_tool(target: Any, args: Mapping[str, Any], stated: Mapping[str, Any]) -> Adapted:
@@ -286,11 +288,11 @@ def adapt_statistics_tool(target: Any, args: Mapping[str, Any], stated: Mapping[
 
     args: its keywords; bounds and range are pairs. It states its epsilon.
     """
-    epsilon = _number_argument(args, "epsilon")
+    epsilon = number_argument(args, "epsilon")
     given = {name: tuple(value) if isinstance(value, list) else value for name, value in args.items()}
     release = lambda x: target(x[:, 0], **given)  # noqa: E731
     relation = "add_remove" if "histogram" in target.__name__ else "replace"
-    return _callable_class(lambda: release), {"epsilon": epsilon, "delta": 0.0, "kind": "records", "relation": relation}
+    return _adapt_release(release, relation, epsilon)
 
 
 def adapt_measurement(target: Any, args: Mapping[str, Any], stated: Mapping[str, Any]) -> Adapted:
@@ -301,24 +303,20 @@ def adapt_measurement(target: Any, args: Mapping[str, Any], stated: Mapping[str,
     import opendp.prelude as opendp
 
     opendp.enable_features("contrib")
-    epsilon, bounds = _number_argument(args, "epsilon"), (float(args.get("lower", 0.0)), float(args.get("upper", 1.0)))
+    epsilon, bounds = number_argument(args, "epsilon"), (float(args.get("lower", 0.0)), float(args.get("upper", 1.0)))
     space = opendp.vector_domain(opendp.atom_domain(T=float, nan=False)), opendp.symmetric_distance()
     total = space >> opendp.t.then_clamp(bounds) >> opendp.t.then_sum()
     chain = lambda scale: total >> target(*total.output_space, scale)  # noqa: E731
     measurement = opendp.binary_search_chain(chain, d_in=1, d_out=epsilon)
     release = lambda x: measurement([float(value) for value in x[:, 0]])  # noqa: E731
-    return _callable_class(lambda: release), {
-        "epsilon": epsilon, "delta": 0.0, "kind": "records", "relation": "add_remove",
-    }  # fmt: skip
+    return _adapt_release(release, "add_remove", epsilon)
 
 
 def adapt_aggregation(target: Any, args: Mapping[str, Any], stated: Mapping[str, Any]) -> Adapted:
     """PyDP: ``quick_result`` of an algorithm on the first column. args: epsilon (needed), lower_bound and upper_bound."""
-    epsilon = _number_argument(args, "epsilon")
+    epsilon = number_argument(args, "epsilon")
     release = lambda x: target(dtype="float", **args).quick_result([float(value) for value in x[:, 0]])  # noqa: E731
-    return _callable_class(lambda: release), {
-        "epsilon": epsilon, "delta": 0.0, "kind": "records", "relation": "add_remove",
-    }  # fmt: skip
+    return _adapt_release(release, "add_remove", epsilon)
 
 
 OURS = ("records", "batch_size", "shuffle", "steps", "layers", "accountant")  # the others are keywords of make_private
@@ -352,24 +350,16 @@ class _Training:
     """One training run on the rows: a new engine, model, optimizer and loader each time."""
 
     def __init__(self, given: Mapping[str, Any]) -> None:
-        self.given = {
-            "records": 40,
-            "batch_size": 2,
-            "shuffle": False,
-            "steps": 1,
-            "layers": 1,
-            "accountant": "prv",
-            **given,
-        }
+        usual = {"records": 40, "batch_size": 2, "shuffle": False, "steps": 1, "layers": 1, "accountant": "prv"}
+        self.given = {**usual, **given}
         self.asked = {"max_grad_norm": 1.0, **{name: v for name, v in given.items() if name not in OURS}}
         self.batches = 0  # of an epoch
         self.engine = PrivacyEngine(accountant=self.given["accountant"])
 
     def __call__(self, x: np.ndarray) -> list[np.ndarray]:
         given, reduction = self.given, self.asked.get("loss_reduction", "mean")
-        model: Any = (
-            _Parts(x.shape[1], given["layers"]) if given["layers"] > 1 else nn.Linear(x.shape[1], 1, bias=False)
-        )
+        width, layers = x.shape[1], given["layers"]
+        model: Any = _Parts(width, layers) if layers > 1 else nn.Linear(width, 1, bias=False)
         criterion = _ScoreLoss(reduction)
         optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
         data = TensorDataset(torch.from_numpy(x).float(), torch.zeros(len(x)))
@@ -388,47 +378,30 @@ class _Training:
         return released
 
 
-def adapt_privacy_engine(
-    target: type, args: Mapping[str, Any], stated: Mapping[str, Any]
-) -> tuple[type, dict[str, Any]]:
+def adapt_privacy_engine(target: type, args: Mapping[str, Any], stated: Mapping[str, Any]) -> Adapted:
     """``make_private``, and steps of the optimizer and the loader that it returns.
 
     args: batch_size and shuffle of the loader, steps (0: one epoch), layers of the model, accountant (of the engine), keywords
-    of ``make_private``. It states what the engine says after the steps on ``records`` rows; batches that are shuffled, and are
-    no Poisson samples, are declared as such. Raises BadConfig.
+    of ``make_private``. It states what the engine says after the steps on ``records`` rows. Raises BadConfig.
     """
     for name in ("records", "batch_size", "steps", "layers"):
         check_integer(f"args.{name}", args.get(name, 1), 0, most=10_000)
-    if "noise_multiplier" not in args:
-        raise BadConfig("args.noise_multiplier= is needed")
-    check_number("args.noise_multiplier", args["noise_multiplier"])
+    noise_multiplier = number_argument(args, "noise_multiplier")
     logging.getLogger("opacus").setLevel(logging.CRITICAL)
     delta = float(stated.get("delta", DELTA))
     once = _Training(args)
     once(np.ones((once.given["records"], 4)))
-    said: dict[str, Any] = {
-        "epsilon": float(once.engine.get_epsilon(delta)),
-        "delta": delta,
-        "kind": "records",
-        "relation": "add_remove",
-    }
+    epsilon = float(once.engine.get_epsilon(delta))
+    said: dict[str, Any] = {"epsilon": epsilon, "delta": delta, "kind": "records", "relation": "add_remove"}
     if not once.asked.get("poisson_sampling", True):  # batches of a fixed size: how many records there are is public
         said["relation"] = "zero_out"
         if once.given["shuffle"]:
-            said |= {
-                "sampling": "shuffled",
-                "batches": once.batches,
-                "noise_multiplier": float(args["noise_multiplier"]),
-            }
+            said |= {"sampling": "shuffled", "batches": once.batches, "noise_multiplier": noise_multiplier}
 
-    class Training(_Training):
-        def __init__(self) -> None:
-            super().__init__(args)
-
-    return Training, said
+    return _callable_class(lambda: _Training(args)), said
 
 
-def adapt_accountant(target: type, args: Mapping[str, Any], stated: Mapping[str, Any]) -> tuple[type, dict[str, Any]]:
+def adapt_accountant(target: type, args: Mapping[str, Any], stated: Mapping[str, Any]) -> Adapted:
     """What an accountant of dp-accounting says of one Gaussian event, held against Opacus's clipped sum of all rows.
 
     args: noise_multiplier of both; relation=REPLACE_ONE, the accountant's, else its default.

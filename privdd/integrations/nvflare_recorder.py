@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -27,11 +26,6 @@ from privdd.recording.recording_folder import CLIENTS_FOLDER, HEAD_FILE
 ROUND_HEADERS = ("current_round", "contribution_round")
 
 
-@cache
-def nvflare_version() -> str:
-    return f"nvflare {version('nvflare')}"
-
-
 def client_number(name: str) -> int:
     """A client's number: of its name, the same on every machine."""
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") >> 1
@@ -47,11 +41,8 @@ class PrivddTap(Filter):
     def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
         """The message as it came, recorded."""
         name = str(fl_ctx.get_identity_name() or "client")
-        recorder = MessageRecorder(
-            Path(self.run) / CLIENTS_FOLDER / str(client_number(name)),
-            "client",
-            {"library": nvflare_version(), "claims": []},
-        )
+        folder = Path(self.run) / CLIENTS_FOLDER / str(client_number(name))
+        recorder = MessageRecorder(folder, "client", {"library": f"nvflare {version('nvflare')}", "claims": []})
         recorder.run_safely("a message", lambda: self._record_message(recorder, name, shareable, fl_ctx))
         return shareable
 
@@ -64,9 +55,7 @@ class PrivddTap(Filter):
             raise ValueError(f"a message of kind {dxo.data_kind}: weights or their differences are recorded")
         if not (recorder.folder / HEAD_FILE).is_file():
             recorder.write_head()
-        numbers = (
-            {f"meta/{key}": value for key, value in dxo.meta.items() if type(value) in (int, float)} if out else {}
-        )
+        numbers = {f"meta/{key}": value for key, value in dxo.meta.items() if out and type(value) in (int, float)}
         if dxo.data_kind == DataKind.WEIGHT_DIFF:
             numbers[DIFFERENCE_KEY] = 1
         last = re.search(r"(\d+)$", name)

@@ -70,10 +70,10 @@ def to_message_records(values: State, **words: str | int | float) -> RecordDict:
     )
 
 
-def tensors_from_message(content: RecordDict, part: str = "") -> State:
+def tensors_from_message(content: RecordDict) -> State:
     """The tensors of a message of one's own making, in their order."""
-    stored = content.array_records[f"{part}tensors"].to_torch_state_dict()
-    return {name: stored[name] for name in json.loads(str(content.config_records[f"{part}words"]["order"]))}
+    stored = content.array_records["tensors"].to_torch_state_dict()
+    return {name: stored[name] for name in json.loads(str(content.config_records["words"]["order"]))}
 
 
 def read_reply_words(content: RecordDict, wanted: Mapping[str, type]) -> dict[str, Any]:
@@ -147,7 +147,7 @@ class ExpectedReply:
 
     @property
     def inner_row_count(self) -> int:
-        """How many rows stand for what is released within local work and never travels by itself."""
+        """Rows of what is released within local work and never travels by itself."""
         return len(self.rows) - len({name.split("/", 1)[0] for name in self.layouts})
 
 
@@ -277,23 +277,17 @@ def _read_values(reply: Message, order: str, expected: ExpectedReply, rules: Rep
 def _check_tensor(name: str, tensor: torch.Tensor, layout: TensorLayout, rules: ReplyRules, classes: int) -> None:
     shape = tuple(tensor.shape)
     if len(shape) != len(layout.shape) or shape[layout.free :] != layout.shape[layout.free :]:
-        raise BadReply(f"{name} has shape {shape}; {_describe_layout(layout)} is needed")
+        needed = ", ".join(["any length"] * layout.free + [str(n) for n in layout.shape[layout.free :]])
+        raise BadReply(f"{name} has shape {shape}; ({needed}) is needed")
     if not torch.isfinite(tensor).all():
         raise BadReply(f"{name} holds NaN or infinity")
-    if tensor.numel() and float(tensor.double().abs().max()) > rules.largest:
-        raise BadReply(f"{name} holds {float(tensor.double().abs().max()):.3g}; at most {rules.largest:g} is allowed")
-    if (
-        layout.surface == Surface.LABELS
-        and tensor.numel()
-        and not 0 <= float(tensor.min()) <= float(tensor.max()) < classes
-    ):
+    largest = float(tensor.double().abs().max()) if tensor.numel() else 0.0
+    if largest > rules.largest:
+        raise BadReply(f"{name} holds {largest:.3g}; at most {rules.largest:g} is allowed")
+    if layout.surface == Surface.LABELS and not bool(((tensor >= 0) & (tensor < classes)).all()):
         raise BadReply(f"{name} holds a label outside 0 to {classes - 1}")
     if layout.surface == Surface.COUNTS and bool((tensor < 0).any()):
         raise BadReply(f"{name} holds a negative count")
-
-
-def _describe_layout(layout: TensorLayout) -> str:
-    return f"({', '.join(['any length'] * layout.free + [str(n) for n in layout.shape[layout.free :]])})"
 
 
 def _check_lengths(found: Mapping[str, torch.Tensor], wanted: Mapping[str, TensorLayout]) -> None:
@@ -301,9 +295,8 @@ def _check_lengths(found: Mapping[str, torch.Tensor], wanted: Mapping[str, Tenso
     sets = [name for name in wanted if wanted[name].free and wanted[name].shape[0]]
     for one, other in pairwise(sets):
         if len(found[one]) * wanted[other].shape[0] != len(found[other]) * wanted[one].shape[0]:
-            raise BadReply(
-                f"{one} and {other} have {len(found[one])} and {len(found[other])} entries, which do not match"
-            )
+            counts = f"{len(found[one])} and {len(found[other])}"
+            raise BadReply(f"{one} and {other} have {counts} entries, which do not match")
 
 
 def _stated_rows(text: str, expected: ExpectedReply) -> list[LedgerRow]:
@@ -342,9 +335,8 @@ def countersign_rows(rows: Sequence[LedgerRow], stated: Sequence[LedgerRow]) -> 
                 row = replace(row, noise_std=other)  # nothing is promised; the scale may be the data's
             elif mine != other:
                 said = f"row {at} ({row.name}) states {field.name} {printable_line(other, 50)}; the plan and what came say "
-                raise BadReply(
-                    f"{said}{printable_line(mine, 50)}", uncovered=field.name == "event" and _has_cost(theirs)
-                )
+                costs = field.name == "event" and not isinstance(theirs.event, dpa.NoOpDpEvent)
+                raise BadReply(f"{said}{printable_line(mine, 50)}", uncovered=costs)
         kept.append(row)
     return kept
 
@@ -357,7 +349,3 @@ def _admit_failed_condition(row: LedgerRow, theirs: LedgerRow) -> LedgerRow:
     reason = f"side conditions fail: {', '.join(sorted(n for n, holds in theirs.flags.items() if not holds))}"
     flags = {name: holds and name not in broken for name, holds in row.flags.items()}
     return replace(row, flags=flags, event=dpa.NonPrivateDpEvent(), nonprivate_reason=reason)
-
-
-def _has_cost(row: LedgerRow) -> bool:
-    return not isinstance(row.event, dpa.NoOpDpEvent)

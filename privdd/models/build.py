@@ -90,15 +90,11 @@ class StateEntry:
     fill: float
 
 
-def _fan_in(module: nn.Module) -> int:
-    weight: Tensor = module.weight  # type: ignore[assignment]
-    return weight.size(1) * math.prod(weight.shape[2:])
-
-
 def _module_entries(prefix: str, module: nn.Module, spec: ModelSpec) -> list[StateEntry]:
     bound = None
     if isinstance(module, RANDOM_LAYERS):
-        bound = 0.5 if spec.init == "uniform_half" else 1.0 / math.sqrt(_fan_in(module))
+        fan_in = module.weight.size(1) * math.prod(module.weight.shape[2:])  # type: ignore[union-attr, operator, arg-type]
+        bound = 0.5 if spec.init == "uniform_half" else 1.0 / math.sqrt(fan_in)
     tensors = {**dict(module.named_parameters(recurse=False)), **dict(module.named_buffers(recurse=False))}
     ones = ("weight", "running_var")
     return [

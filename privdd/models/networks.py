@@ -7,7 +7,7 @@ norm=batch and input_norm FedFed's. From images to images: FedFed's generators q
 latent 2048 and batch norm is the released code's (12,648,774 parameters with three channels), and FedRD's personal projection.
 FedRD's paper gives 8 and 16 filters and the output size (section IV-A); kernel 3, padding 1, stride 2 and one ReLU between
 are the reading under which every size in its Table IV comes out. Figure 5 has one to four convolutions with the same output
-size; how they shrink the image is not stated (``_single_convolution``, ``_convolution_chain``).
+size; how they shrink the image is not stated (``_projection_layers``).
 """
 
 from __future__ import annotations
@@ -29,16 +29,14 @@ class ModelSpec:
     name: convnet, resnet18, smallcnn, simplecnn, lenet, mlp (classifiers), vae, resnet_generator, zero
         (FedFed's generators), projection (FedRD's personal projection).
     width: filters (convnet: of each block; resnet18: of the first stage; mlp: units; projection: of
-        its last convolution, a square number). depth: blocks or hidden layers (convnet: None
-        = 3, fewer for images below 16x16; projection: convolutions, 1 to 4).
-    norm: instance | group | batch | none; groups: groups of the group norm (their greatest common
-        divisor with the channels is used). pooling: avg | max.
-    pad_grey: one-channel images get padding 3 in the first convolution, so 28x28 is treated as 32x32
-        (the DC / DM code). input_norm: BatchNorm on the raw image (FedFed's code).
+        its last convolution, a square number). depth: blocks or hidden layers (projection: convolutions, 1 to 4).
+    norm: instance | group | batch | none; groups: of the group norm (their greatest common divisor with the channels is
+        used). pooling: avg | max. pad_grey: one-channel images get padding 3 in the first convolution, so 28x28 is treated
+        as 32x32 (the DC / DM code). input_norm: BatchNorm on the raw image (FedFed's code).
     latent: size of the vae's code. init: default (PyTorch's law) | uniform_half (every weight and
         bias from U(-1/2, 1/2), the law of DLG's experiments).
-    scale: (mean, standard deviation) by channel, by which a classifier standardises the images, in [0, 1], that it is
-        given; set by data.standardise. None: it reads them as they are.
+    scale: (mean, standard deviation) by channel, by which a classifier standardises the images that it is given; set by
+        data.standardise.
     """
 
     name: str = "convnet"
@@ -65,19 +63,17 @@ class ModelSpec:
 Shape = tuple[int, int, int]
 
 
-def norm_layer(kind: str | None, channels: int, groups: int = 8) -> nn.Module:
-    """The normalisation ``kind`` over ``channels``; instance norm is GroupNorm(C, C) with affine."""
-    if kind == "batch":
+def norm_layer(spec: ModelSpec, channels: int) -> nn.Module:
+    """The normalisation ``spec.norm`` over ``channels``; instance norm is GroupNorm(C, C) with affine."""
+    if spec.norm == "batch":
         return nn.BatchNorm2d(channels)
-    if kind == "instance":
-        return nn.GroupNorm(channels, channels)
-    if kind == "group":
-        return nn.GroupNorm(math.gcd(groups, channels), channels)
+    if spec.norm in ("instance", "group"):
+        return nn.GroupNorm(channels if spec.norm == "instance" else math.gcd(spec.groups, channels), channels)
     return nn.Identity()
 
 
-def pool_layer(kind: str | None, size: int = 2) -> nn.Module:
-    return nn.MaxPool2d(size) if kind == "max" else nn.AvgPool2d(size)
+def pool_layer(kind: str | None) -> nn.Module:
+    return nn.MaxPool2d(2) if kind == "max" else nn.AvgPool2d(2)
 
 
 def relu_and_pool(pool: nn.Module) -> list[nn.Module]:
@@ -145,7 +141,7 @@ class ConvNet(Classifier):
             padding = 3 if grey and block == 0 else 1
             layers += [
                 nn.Conv2d(shape[0] if block == 0 else width, width, 3, padding=padding),
-                norm_layer(spec.norm, width, spec.groups),
+                norm_layer(spec, width),
                 *relu_and_pool(pool_layer(spec.pooling)),
             ]
         self.body = nn.Sequential(*layers)
@@ -163,7 +159,7 @@ class SmallCNN(Classifier):
         inputs = shape[0]
         for block in range(depth):
             filters = width << block
-            layers += [nn.Conv2d(inputs, filters, 3, padding=1), norm_layer(spec.norm, filters, spec.groups)]
+            layers += [nn.Conv2d(inputs, filters, 3, padding=1), norm_layer(spec, filters)]
             layers += relu_and_pool(pool_layer(spec.pooling))
             inputs = filters
         self.body = nn.Sequential(*layers)
@@ -201,8 +197,7 @@ class SimpleCNN(Classifier):
 class LeNet(Classifier):
     """depth x {Conv5x5 (12 filters), sigmoid}, the first two with stride 2, then Linear.
 
-    Smooth and without pooling, so that second derivatives exist everywhere. DLG draws the weights
-    from U(-1/2, 1/2): ``init="uniform_half"``.
+    Smooth and without pooling, so that second derivatives exist everywhere. DLG's weights: ``init="uniform_half"``.
     """
 
     def __init__(self, spec: ModelSpec, shape: Shape, classes: int) -> None:
@@ -245,13 +240,13 @@ class BasicBlock(nn.Module):
     def __init__(self, inputs: int, filters: int, stride: int, spec: ModelSpec) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(inputs, filters, 3, stride=stride, padding=1, bias=False)
-        self.norm1 = norm_layer(spec.norm, filters, spec.groups)
+        self.norm1 = norm_layer(spec, filters)
         self.conv2 = nn.Conv2d(filters, filters, 3, padding=1, bias=False)
-        self.norm2 = norm_layer(spec.norm, filters, spec.groups)
+        self.norm2 = norm_layer(spec, filters)
         self.shortcut: nn.Module = nn.Identity()
         if stride != 1 or inputs != filters:
             self.shortcut = nn.Sequential(
-                nn.Conv2d(inputs, filters, 1, stride=stride, bias=False), norm_layer(spec.norm, filters, spec.groups)
+                nn.Conv2d(inputs, filters, 1, stride=stride, bias=False), norm_layer(spec, filters)
             )
 
     def forward(self, x: Tensor) -> Tensor:
@@ -262,10 +257,9 @@ class BasicBlock(nn.Module):
 class ResNet18(Classifier):
     """features: (b, 8 * width), 512 at the paper's width.
 
-    The last grid is averaged over 4x4 cells (over all of it below 8x8, as at 28 and 32 pixels); where
-    more than one cell is left (96 pixels: 3x3) a Linear + ReLU neck brings 4608 to 512: FedLGD's head
-    for RETINA, whose activation the paper leaves open. With instance norm a stage does not halve 2x2
-    maps: the mean of one value is that value, so 1x1 maps would be the same for every image.
+    The last grid is averaged over 4x4 cells (over all of it below 8x8, as at 28 and 32 pixels); where more than one cell is left
+    (96 pixels: 3x3) a Linear + ReLU neck brings 4608 to 512: FedLGD's head for RETINA, whose activation the paper leaves open.
+    With instance norm a stage does not halve 2x2 maps: 1x1 maps would be the same for every image.
     """
 
     def __init__(self, spec: ModelSpec, shape: Shape, classes: int) -> None:
@@ -273,7 +267,7 @@ class ResNet18(Classifier):
         width = spec.width or 64
         self.input_norm = nn.BatchNorm2d(shape[0]) if spec.input_norm else nn.Identity()
         self.stem = nn.Conv2d(shape[0], width, 3, padding=1, bias=False)
-        self.stem_norm = norm_layer(spec.norm, width, spec.groups)
+        self.stem_norm = norm_layer(spec, width)
         blocks: list[nn.Module] = []
         inputs, height, breadth = width, *shape[1:]
         for stage in range(4):
@@ -304,7 +298,7 @@ class ResidualBlock(nn.Module):
         self.body = nn.Sequential(
             nn.LeakyReLU(),
             nn.Conv2d(channels, channels, 3, padding=1),
-            norm_layer(spec.norm, channels, spec.groups),
+            norm_layer(spec, channels),
             nn.LeakyReLU(),
             nn.Conv2d(channels, channels, 1),
         )
@@ -330,11 +324,26 @@ class VAE(nn.Module):
         self.grid = (d, height // 4, breadth // 4)
         flat = d * (height // 4) * (breadth // 4)
         self.latent = z
-        self.encoder = nn.Sequential(*_encoder_layers(channels, half, d, spec))
+        last = [ResidualBlock(d, spec), norm_layer(spec, d), ResidualBlock(d, spec)]
+        self.encoder = nn.Sequential(*halving_layers(channels, half, d, spec), *last)
         self.mu = nn.Linear(flat, z)
         self.logvar = nn.Linear(flat, z)
         self.expand = nn.Linear(z, flat)
-        self.decoder = nn.Sequential(*_decoder_layers(channels, half, d, spec))
+        # a per-image norm of the output would erase each image's own brightness, so only batch norm ends it
+        end = nn.BatchNorm2d(channels) if spec.norm == "batch" else nn.Identity()
+        self.decoder = nn.Sequential(
+            ResidualBlock(d, spec),
+            norm_layer(spec, d),
+            ResidualBlock(d, spec),
+            norm_layer(spec, d),
+            nn.ConvTranspose2d(d, half, 4, stride=2, padding=1, bias=False),
+            norm_layer(spec, half),
+            nn.LeakyReLU(),
+            nn.Tanh(),
+            nn.ConvTranspose2d(half, channels, 4, stride=2, padding=1, bias=False),
+            end,
+            nn.Sigmoid(),
+        )
 
     def encode(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """mu and logvar, each (b, z)."""
@@ -355,34 +364,11 @@ def halving_layers(channels: int, half: int, d: int, spec: ModelSpec) -> list[nn
     """Two convolutions to a quarter of each side: (channels, h, w) -> (d, h / 4, w / 4)."""
     return [
         nn.Conv2d(channels, half, 4, stride=2, padding=1, bias=False),
-        norm_layer(spec.norm, half, spec.groups),
+        norm_layer(spec, half),
         nn.ReLU(),
         nn.Conv2d(half, d, 4, stride=2, padding=1, bias=False),
-        norm_layer(spec.norm, d, spec.groups),
+        norm_layer(spec, d),
         nn.ReLU(),
-    ]
-
-
-def _encoder_layers(channels: int, half: int, d: int, spec: ModelSpec) -> list[nn.Module]:
-    last = [ResidualBlock(d, spec), norm_layer(spec.norm, d, spec.groups), ResidualBlock(d, spec)]
-    return [*halving_layers(channels, half, d, spec), *last]
-
-
-def _decoder_layers(channels: int, half: int, d: int, spec: ModelSpec) -> list[nn.Module]:
-    # A per-image norm of the output would erase each image's own brightness, so only batch norm ends it.
-    last = nn.BatchNorm2d(channels) if spec.norm == "batch" else nn.Identity()
-    return [
-        ResidualBlock(d, spec),
-        norm_layer(spec.norm, d, spec.groups),
-        ResidualBlock(d, spec),
-        norm_layer(spec.norm, d, spec.groups),
-        nn.ConvTranspose2d(d, half, 4, stride=2, padding=1, bias=False),
-        norm_layer(spec.norm, half, spec.groups),
-        nn.LeakyReLU(),
-        nn.Tanh(),
-        nn.ConvTranspose2d(half, channels, 4, stride=2, padding=1, bias=False),
-        last,
-        nn.Sigmoid(),
     ]
 
 
@@ -403,8 +389,7 @@ class ResNetGenerator(_CodelessGenerator):
     """forward(x, noise=None) -> (reconstruction (b, c, h, w) in [0, 1], zeros (b, 1), zeros (b, 1)).
 
     Two halving convolutions, ``RESIDUAL_BLOCKS`` residual blocks, two doubling ones (the image generator of Johnson et al.
-    2016 with the sigmoid of FedFed's VAE); deterministic, so its KL term is 0 and noise is ignored. Raises
-    ValueError where a side is not divisible by 4.
+    2016 with the sigmoid of FedFed's VAE); noise is ignored. Raises ValueError where a side is not divisible by 4.
     """
 
     def __init__(self, spec: ModelSpec, shape: Shape, classes: int) -> None:
@@ -417,9 +402,9 @@ class ResNetGenerator(_CodelessGenerator):
         self.body = nn.Sequential(
             *halving_layers(channels, half, d, spec),
             *(ResidualBlock(d, spec) for _ in range(RESIDUAL_BLOCKS)),
-            norm_layer(spec.norm, d, spec.groups),
+            norm_layer(spec, d),
             nn.ConvTranspose2d(d, half, 4, stride=2, padding=1, bias=False),
-            norm_layer(spec.norm, half, spec.groups),
+            norm_layer(spec, half),
             nn.ReLU(),
             nn.ConvTranspose2d(half, channels, 4, stride=2, padding=1),
             nn.Sigmoid(),
@@ -453,21 +438,17 @@ class Projection(nn.Module):
         super().__init__()
         self.out = projected_shape(spec, shape)
         depth, width = spec.depth or 2, spec.width or 16
-        self.body = nn.Sequential(
-            *_single_convolution(shape[0], width) if depth == 1 else _convolution_chain(shape[0], width, depth)
-        )
+        self.body = nn.Sequential(*_projection_layers(shape[0], width, depth))
 
     def forward(self, x: Tensor) -> Tensor:
         return self.body(x).reshape(len(x), *self.out)
 
 
-def _single_convolution(channels: int, width: int) -> list[nn.Module]:
-    """One convolution straight to quarter size, its kernel wide enough to see every pixel."""
-    return [nn.Conv2d(channels, width, 7, stride=4, padding=3)]
-
-
-def _convolution_chain(channels: int, width: int, depth: int) -> list[nn.Module]:
-    """The first and the last convolution halve; those between keep the size and have 16 filters."""
+def _projection_layers(channels: int, width: int, depth: int) -> list[nn.Module]:
+    """One convolution straight to quarter size, its kernel wide enough to see every pixel; or a chain of which the first and
+    the last halve, those between keep the size and have 16 filters."""
+    if depth == 1:
+        return [nn.Conv2d(channels, width, 7, stride=4, padding=3)]
     filters = [8, *[16] * (depth - 2)]
     layers: list[nn.Module] = []
     for at, (before, after) in enumerate(zip([channels, *filters], filters)):

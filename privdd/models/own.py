@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import importlib
 import inspect
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -92,8 +93,7 @@ class Example(nn.Module):
 
     def __init__(self, shape: Shape, classes: int, width: int = 32) -> None:
         super().__init__()
-        channels, height, breadth = shape
-        self.body = nn.Sequential(nn.Flatten(), nn.Linear(channels * height * breadth, width), nn.ReLU())
+        self.body = nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), width), nn.ReLU())
         self.out = nn.Linear(width, classes)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -172,10 +172,6 @@ def import_object(key: str, text: str, needed: str) -> Any:
     module, _, name = text.partition(":")
     if not module or not name.isidentifier():
         raise ValueError(f"{key}={text}: {needed}")
-    return _import_attribute(key, text, module, name)
-
-
-def _import_attribute(key: str, text: str, module: str, name: str) -> Any:
     try:
         return getattr(importlib.import_module(module), name)
     except Exception as error:  # importing a module may raise anything

@@ -13,8 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attacks.membership.attack import membership_measures, one_run_bound
-from attacks.membership.blind_baseline import is_separable
+from attacks.membership.attack import is_separable, membership_measures, one_run_bound
 from attacks.statistics import binomial_p_value, shared_confidence
 from attacks.types import Family, Finding, Worlds
 from privdd.auditing.attack_tasks import (

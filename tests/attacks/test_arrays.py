@@ -16,17 +16,17 @@ import torch
 from torch import Tensor, nn
 
 import attacks
-from attacks.arrays import accepts_numpy
 from attacks.inversion.victim import LocalSteps, PixelScale
+from attacks.tensors import accepts_numpy
 
 # Parts of an audit's own course, or differentiated inside a search: what they take besides tensors comes from there.
 INSIDE = {
     "canaries:mislabel_records": "makes records for an audit",
     "canaries:craft_canaries": "makes records for an audit",
-    "gpu:draw_ahead": "for loops of other modules",
-    "gpu:record_cuda_graph": "for loops of other modules",
-    "gpu:average_pool": "layers of networks",
-    "inversion.evaluation:assign_records": "compares with an audit's View",
+    "tensors:copy_to_device": "for loops of other modules",
+    "tensors:draw_ahead": "for loops of other modules",
+    "tensors:record_cuda_graph": "for loops of other modules",
+    "tensors:average_pool": "layers of networks",
     "inversion.evaluation:has_record_shape": "compares with an audit's View",
     "inversion.evaluation:image_qualities": "compares with an audit's View",
     "inversion.evaluation:compare_with_records": "compares with an audit's View",
@@ -147,8 +147,8 @@ EXAMPLES: dict[str, Callable[[], tuple[Any, ...]]] = {
     "membership.signals:class_mean_embeddings": lambda: (random(6, 4), Y, 3),
     "membership.signals:distance_to_synthetic": lambda: (random(6, 4), random(5, 4, seed=1), 2.0),
     "membership.signals:ridge_readout": lambda: (random(6, 4), Y, random(3, 4, seed=1), 3),
-    "membership.blind_baseline:blind_record_scores": lambda: (random(30, 4), torch.arange(30) % 3, coins(30), generator()),
-    "membership.blind_baseline:is_separable": lambda: (random(30), coins(30)),
+    "membership.attack:blind_record_scores": lambda: (random(30, 4), torch.arange(30) % 3, coins(30), generator()),
+    "membership.attack:is_separable": lambda: (random(30), coins(30)),
     "membership.signals:class_ridge_coefficients": lambda: (random(3, 4), random(6, 4, seed=1), Y),
     "membership.signals:ridge_coefficients": lambda: (random(4), random(6, 4, seed=1)),
     "membership.signals:solve_ridge": lambda: (random(4, 4) @ random(4, 4).T + 4 * torch.eye(4), random(4, 3)),

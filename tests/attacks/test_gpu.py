@@ -1,4 +1,4 @@
-"""Tests of ``attacks.gpu``."""
+"""Tests of ``attacks.tensors``."""
 
 from __future__ import annotations
 
@@ -16,15 +16,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from attacks.gpu import (
-    STEPS_BETWEEN_READS,
-    STEPS_PER_TRANSFER,
-    average_pool,
-    draw_ahead,
-    memory_budget,
-    record_cuda_graph,
-    steps_between_reads,
-)
 from attacks.inversion import evaluation, gradient
 from attacks.inversion.analytic import AnalyticInversion
 from attacks.inversion.copy_detection import CopyDetection
@@ -36,6 +27,15 @@ from attacks.inversion.gradient_matching import MIN_RECORDED_ITERATIONS
 from attacks.inversion.known_neighbour import KnownNeighbour
 from attacks.inversion.model_inversion import MiFace as MiFace
 from attacks.inversion.model_inversion import ModelInversion
+from attacks.tensors import (
+    STEPS_BETWEEN_READS,
+    STEPS_PER_TRANSFER,
+    average_pool,
+    draw_ahead,
+    memory_budget,
+    record_cuda_graph,
+    steps_between_reads,
+)
 from attacks.types import Adversary, Attack, Capture, Knowledge, Surface, Truth, View
 from privdd.auditing.attack_tasks import AttackJob, AttackOutcome, AttackTask, AttackTerms, ErrorBudget
 from privdd.core.device import deterministic_kernels, max_images_per_batch

@@ -21,17 +21,17 @@ def drawn(clean: Tensor, seed: int = 0) -> Tensor:
 @pytest.mark.parametrize("clean", [0.0, 1.0, 10.0])
 def test_lattice_numbers_pass_and_their_step_is_found(clean: float) -> None:
     rounded = ((drawn(torch.full((500,), clean)) / STEP).round() * STEP).float()
-    assert not examine_low_bits(rounded, STD, STEP).tells_values_apart
+    assert not examine_low_bits(rounded, STD, STEP).off
     found = examine_low_bits(rounded, STD)
-    assert found.step == STEP and not found.tells_values_apart and found.judged > 400
+    assert found.step == STEP and not found.off and found.judged > 400
 
 
 @pytest.mark.parametrize("clean", [0.0, 1.0, 10.0])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_float_noise_is_found(clean: float, dtype: torch.dtype) -> None:
     released = drawn(torch.full((50,), clean)).to(dtype)
-    assert examine_low_bits(released, STD).tells_values_apart and examine_low_bits(released, STD).step == 0
-    assert examine_low_bits(released, STD, STEP).tells_values_apart
+    assert examine_low_bits(released, STD).off and examine_low_bits(released, STD).step == 0
+    assert examine_low_bits(released, STD, STEP).off
 
 
 def test_one_number_off_the_lattice_is_enough() -> None:
@@ -46,7 +46,7 @@ def test_numbers_that_are_none_are_off() -> None:
 
 
 def test_zeros_are_on_every_lattice() -> None:
-    assert not examine_low_bits(torch.zeros(5), STD).tells_values_apart
+    assert not examine_low_bits(torch.zeros(5), STD).off
 
 
 @pytest.mark.parametrize("bad", [0.0, -1.0, math.nan, math.inf])

@@ -12,8 +12,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import privdd.core.device as module
-from privdd.core.device import ALIGNMENT, MAX_STEPS_PER_COPY, copy_to_device, stream_to_device, to_device
+import attacks.tensors as module
+from attacks.tensors import ALIGNMENT, STEPS_PER_TRANSFER
+from privdd.core.device import copy_to_device, stream_to_device, to_device
 from privdd.core.rng import Keys
 from tests.fake_device import WrongDevice, fake_gpu
 
@@ -36,14 +37,14 @@ def drawn(t: int) -> dict[str, Tensor]:
     }
 
 
-@pytest.mark.parametrize("steps", [0, 1, MAX_STEPS_PER_COPY - 1, MAX_STEPS_PER_COPY, MAX_STEPS_PER_COPY + 1, 2 * MAX_STEPS_PER_COPY + 3])
+@pytest.mark.parametrize("steps", [0, 1, STEPS_PER_TRANSFER - 1, STEPS_PER_TRANSFER, STEPS_PER_TRANSFER + 1, 2 * STEPS_PER_TRANSFER + 3])
 def test_a_device_gets_the_bits_of_the_cpu(steps: int) -> None:
     there = []
     with fake_gpu() as gpu:
         for row in stream_to_device(drawn, steps, CUDA):
             assert all(t.is_cuda for t in row.values())
             there.append({name: t.cpu() for name, t in row.items()})
-    assert gpu.traffic.sent.total() == 3 * -(-steps // MAX_STEPS_PER_COPY)  # floats, integers and masks: one transfer each
+    assert gpu.traffic.sent.total() == 3 * -(-steps // STEPS_PER_TRANSFER)  # floats, integers and masks: one transfer each
     here = list(stream_to_device(drawn, steps, CPU))
     assert len(here) == len(there) == steps
     for t, (one, other) in enumerate(zip(here, there)):
@@ -65,11 +66,11 @@ def test_the_cpu_draws_when_a_step_comes_and_copies_nothing() -> None:
     assert copy_to_device([tensor], CPU)[0] is tensor
 
 
-@pytest.mark.parametrize(("bound", "together"), [(1, 1), (3 * 400, 3), (3 * 400 + 399, 3), (2**30, MAX_STEPS_PER_COPY)])
+@pytest.mark.parametrize(("bound", "together"), [(1, 1), (3 * 400, 3), (3 * 400 + 399, 3), (2**30, STEPS_PER_TRANSFER)])
 def test_no_more_travels_at_once_than_the_bound_unless_one_step_does(
     bound: int, together: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "MAX_BYTES_PER_COPY", bound)
+    monkeypatch.setattr(module, "BYTES_PER_TRANSFER", bound)
     asked: list[int] = []
 
     def draw(t: int) -> dict[str, Tensor]:
@@ -77,7 +78,7 @@ def test_no_more_travels_at_once_than_the_bound_unless_one_step_does(
         return {"x": torch.full((100,), float(t))}  # 400 bytes
 
     with fake_gpu():
-        next(stream_to_device(draw, 2 * MAX_STEPS_PER_COPY, CUDA))
+        next(stream_to_device(draw, 2 * STEPS_PER_TRANSFER, CUDA))
     assert asked == list(range(together))
 
 

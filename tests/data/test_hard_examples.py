@@ -9,7 +9,7 @@ from privdd.core.group_settings import HardExamples
 from privdd.core.rng import Keys
 from privdd.core.types import Records, Shard
 from privdd.core.validation import BadConfig
-from privdd.data.hard_examples import (
+from privdd.data.partition import (
     DUPLICATE_NOISE,
     add_hard_examples,
     draw_audited_positions,

@@ -214,7 +214,7 @@ def test_bad_partitions_are_refused(fields, message):
 
 def test_a_client_without_training_records_is_refused():
     with pytest.raises(ValueError, match="leave none to train on"):
-        make_shards(made(20), Partition("iid", clients=10), Keys(0), heldout=1, test_fraction=0.5)
+        make_shards(made(20), Partition("iid", clients=10, heldout=1, test_fraction=0.5), Keys(0))
 
 
 def test_domains_need_domains():

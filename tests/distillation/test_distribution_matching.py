@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from privdd.core.device import MAX_STEPS_PER_COPY
+from attacks.tensors import STEPS_PER_TRANSFER
 from privdd.core.rng import Keys
 from privdd.core.types import Records, Shard, State
 from privdd.distillation.augmentation import COLOUR_STRATEGY, Transform, draw_transform
@@ -366,7 +366,7 @@ def test_networks_of_many_iterations_are_sent_at_once(kind: str) -> None:
         for embed in iterate_networks(made_networks(kind, "cuda"), count):
             embed(X.to("cuda"))
 
-    grown = repeated(used, 2, MAX_STEPS_PER_COPY)
+    grown = repeated(used, 2, STEPS_PER_TRANSFER)
     assert [place.split(":")[0] for place in grown] == ["tests/distillation/test_distribution_matching.py"]  # the images of this test
 
 

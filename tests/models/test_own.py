@@ -86,7 +86,7 @@ def test_it_computes_what_the_class_computes() -> None:
 def test_attacks_find_its_classifier_behind_other_linear_layers() -> None:
     """They take the last linear layer in the module's order: of the hidden layer's 32 numbers none is a class."""
     built = build(OwnModel(target="privdd.models.own:Example"), SHAPE, 3)
-    assert last_layer_gradients(built, list(built.parameters())).weight is built.head.weight
+    assert last_layer_gradients(built, list(built.parameters()))[0] is built.head.weight
 
 
 def test_nobody_widens_it() -> None:

@@ -107,7 +107,7 @@ def test_low_bits_of_float32_noise_contradict_its_epsilon(name: str, runs: int, 
     stated = epsilon(case.mechanism.event, DELTA, relation=case.relation)  # type: ignore[arg-type]
     shown = betrayed(planted, case, "os", runs)
     assert shown > (stated if name != "features" else 3.0)  # 4.4 is above what so few runs can show
-    assert examine_low_bits(flat(planted(case.inside, noise()).value), planted.inner(case.inside, noise()).noise_std).tells_values_apart
+    assert examine_low_bits(flat(planted(case.inside, noise()).value), planted.inner(case.inside, noise()).noise_std).off
 
 
 @pytest.mark.parametrize("source", SOURCES)
@@ -121,7 +121,7 @@ def test_every_number_is_a_whole_number_of_steps_that_float32_holds(name: str, s
         assert step and 2.0**-BITS / 2 < step / least <= 2.0**-BITS and math.frexp(step)[0] == 0.5
         assert flat(output.value).dtype == torch.float32
         assert not is_off_lattice(flat(output.value), step).any()  # type: ignore[arg-type]
-        assert not examine_low_bits(flat(output.value), std, step).tells_values_apart
+        assert not examine_low_bits(flat(output.value), std, step).off
         assert float(flat(output.value).abs().max()) < 2**24 * step  # type: ignore[operator]
 
 
@@ -338,7 +338,7 @@ def test_the_authors_features_stay_as_they_print_them() -> None:
     """Without a guarantee there is no lattice to keep: nothing is rounded."""
     for mechanism in (FeatureNoise(noise_std=0.3), FeatureNoise(noise_std=0.3, clip_norm=1.0, broadcast_batch=4)):
         output = mechanism({"x": rand(6, 1, 4, 4)}, noise())
-        assert output.lattice is None and examine_low_bits(output.value["x"], 0.3).tells_values_apart
+        assert output.lattice is None and examine_low_bits(output.value["x"], 0.3).off
 
 
 def test_sums_on_a_gpu_are_those_of_the_cpu_whatever_the_blocks(monkeypatch: pytest.MonkeyPatch) -> None:

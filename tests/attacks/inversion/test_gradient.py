@@ -237,7 +237,7 @@ def test_best_iterate_is_kept_with_its_own_value() -> None:
     assert trace.images[:, 0, 0, 0, 0].tolist() == [2.0, 1.0] and trace.total.tolist() == [1.0, 3.0]
 
 
-def test_non_finite_problems_start_afresh_and_plateaus_end_the_descent() -> None:
+def test_non_finite_problems_start_afresh() -> None:
     calls = []
 
     def slope(images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -249,9 +249,9 @@ def test_non_finite_problems_start_afresh_and_plateaus_end_the_descent() -> None
 
     box = (torch.tensor(-1.0), torch.tensor(1.0))
     start = torch.full((2, 1, 1, 2, 2), 0.9)
-    trace = minimise_objective(slope, start, SignedAdam(5000, 0.1, patience=50), box, rng())
+    trace = minimise_objective(slope, start, SignedAdam(500, 0.1), box, rng())
     assert not torch.equal(calls[3][1], calls[2][1]) and torch.equal(calls[3][0], calls[2][0])
-    assert trace.steps < 1000 and float(trace.total.max()) < 1e-3
+    assert trace.steps == 500 and float(trace.total.max()) < 1e-3
 
 
 def test_batchnorm_prior_is_zero_at_the_batch_that_made_it() -> None:

@@ -10,9 +10,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from attacks.images import match
 from attacks.inversion.analytic import AnalyticInversion
 from attacks.inversion.copy_detection import CopyDetection
-from attacks.inversion.evaluation import assign_records, compare_with_records
+from attacks.inversion.evaluation import compare_with_records
 from attacks.inversion.feature_inversion import DecoderTraining, FeatureInversion, WhiteBox
 from attacks.inversion.generative import EvaluationClassifier, GenerativeInversion, RoleInversion, WganGp
 from attacks.inversion.gradient import InvertingGradients, SeeThrough
@@ -294,7 +295,7 @@ def test_baselines_may_choose_their_records_as_the_attack_may() -> None:
     blank = torch.zeros((2, 1, 8, 8))
     compared = compare_with_records(blank, view, truth)
     assert compared.measures["psnr"] == pytest.approx(compared.measures["baselines"]["psnr_black"])
-    assert sorted(assign_records(truth.x[[5, 2]], truth.x).tolist()) == [2, 5]
+    assert sorted(match(truth.x, truth.x[[5, 2]]).tolist()) == [2, 5]
 
 
 @pytest.mark.parametrize("adversary", [Adversary.SERVER, Adversary.PEER])
@@ -440,8 +441,3 @@ def test_without_a_known_model_there_is_nothing_to_read() -> None:
 def test_bad_settings_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):
         UpdateInversion(**wrong)
-
-
-def test_a_softened_search_has_no_plateau() -> None:
-    with pytest.raises(ValueError, match="patience=5"):
-        InvertingGradients(soften=100.0, patience=5)
