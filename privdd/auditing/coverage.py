@@ -6,7 +6,6 @@ The first is checked before anything is trained; the second follows from what ea
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import dp_accounting as dpa
@@ -157,22 +156,6 @@ TESTS_BY_PART: Mapping[str, Sequence[str]] = {  # part -> the tests that can loo
 PARTS_OF_OLD_RUNS = (NOISE_PART, SAMPLING_PART, SENSITIVITY_PART)  # of runs from before tests said what they looked at
 
 
-@dataclass(frozen=True)
-class TestedPart:
-    """One part of what a mechanism's limit rests on. test: that covered it, in ``rounds``; why: of what is untested."""
-
-    name: str
-    part: str
-    test: str = ""
-    rounds: tuple[int, ...] = ()
-    why: str = ""
-
-    @property
-    def untested_text(self) -> str:
-        """The text on the page; "" if the part was tested."""
-        return f"{self.name}, {self.part}: {self.why}" if self.why else ""
-
-
 def covered_diagnostics(test: str, rounds: Collection[int]) -> dict[str, Any]:
     """For a finding's diagnostics: all parts that ``test`` can look at were looked at, in these rounds."""
     return {"covers": {part: sorted(rounds) for part in _parts_of_test(test)}}
@@ -187,23 +170,16 @@ def _parts_of_test(test: str) -> Iterator[str]:
     return (part for part, tests in TESTS_BY_PART.items() if test in tests)
 
 
-def coverage_by_part(ledger: Ledger, surface: str, findings: Sequence[Finding]) -> list[TestedPart]:
-    """The list of a surface: every part of every mechanism that it was computed from."""
+def untested_parts(ledger: Ledger, surface: str, findings: Sequence[Finding]) -> list[str]:
+    """The parts of the mechanisms behind a surface that no test looked at, each with its reason: "name, part: why"."""
     rows: dict[str, list[Release]] = {}
     for row in ledger.closure([surface]):
         if row.is_protected:
             rows.setdefault(row.name, []).append(row)
     tests = [f for f in findings if f.family == Family.GUARANTEE]
-    return [
-        _coverage_of_part(name, part, tests)
-        for name, made in sorted(rows.items())
-        for part in _needed_parts(made, tests)
-    ]
-
-
-def untested_parts(ledger: Ledger, surface: str, findings: Sequence[Finding]) -> list[str]:
-    """The parts of the mechanisms behind a surface that no test looked at, each with its reason: "name, part: why"."""
-    return [look.untested_text for look in coverage_by_part(ledger, surface, findings) if look.untested_text]
+    needed = [(name, part) for name, made in sorted(rows.items()) for part in _needed_parts(made, tests)]
+    reasons = {of: _why_untested(*of, tests) for of in needed}
+    return [f"{name}, {part}: {why}" for (name, part), why in reasons.items() if why]
 
 
 def _needed_parts(rows: Sequence[Release], tests: Sequence[Finding]) -> Iterator[str]:
@@ -212,16 +188,17 @@ def _needed_parts(rows: Sequence[Release], tests: Sequence[Finding]) -> Iterator
     return (part for part in (TESTS_BY_PART if says_covers else PARTS_OF_OLD_RUNS) if sampled or part != SAMPLING_PART)
 
 
-def _coverage_of_part(name: str, part: str, tests: Sequence[Finding]) -> TestedPart:
+def _why_untested(name: str, part: str, tests: Sequence[Finding]) -> str:
+    """What a test of this part had to leave out, else why none looked at it; "" where it was covered."""
     able = [f for f in tests if f.attack in TESTS_BY_PART[part]]
     found = [f for f in able if name in str(f.measures.get("signal", "")).split(", ")]
-    missed = [why for why in (_untested_reason(one, part) for one in found) if why]
-    rounds = [(one.attack, _covered_rounds(one, part)) for one in found]
-    done = [(test, at) for test, at in rounds if at]
-    if done and not missed:
-        return TestedPart(name, part, done[0][0], tuple(sorted({t for _, at in done for t in at})))
+    for one in found:
+        if why := _untested_reason(one, part):
+            return why
+    if any(_is_covered(one, part) for one in found):
+        return ""
     note = str(found[0].measures.get("note", "")) if found else ""
-    return TestedPart(name, part, why=missed[0] if missed else note or "no test applies to it")
+    return note or "no test applies to it"
 
 
 def _diagnostics_of(finding: Finding) -> Mapping[str, Any]:
@@ -229,14 +206,13 @@ def _diagnostics_of(finding: Finding) -> Mapping[str, Any]:
     return made
 
 
-def _covered_rounds(finding: Finding, part: str) -> Sequence[int] | None:
-    """The rounds in which a test looked at a part; none or None where it did not. A row of a run that was stored before tests
-    said so covers what it has measured, in some round."""
+def _is_covered(finding: Finding, part: str) -> bool:
+    """Whether a test looked at a part in some round, as it says itself; a row of a run that was stored before tests said so
+    covers what it has measured."""
     said = _diagnostics_of(finding)
     if "covers" in said or "untested" in said:
-        rounds: Sequence[int] | None = said.get("covers", {}).get(part)
-        return rounds
-    return (0,) if part in PARTS_OF_OLD_RUNS and ("kappa" in finding.measures or "p_value" in said) else None
+        return bool(said.get("covers", {}).get(part))
+    return part in PARTS_OF_OLD_RUNS and ("kappa" in finding.measures or "p_value" in said)
 
 
 def _untested_reason(finding: Finding, part: str) -> str:

@@ -15,6 +15,7 @@ import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import dp_accounting as dpa
 import numpy as np
@@ -88,15 +89,8 @@ class TranscriptReader:
                 raise ValueError(f"{asked} was sampled in the run and {name} in its repetition: local work must repeat")
             self.drawn[name] = coins
 
-    def on_release(
-        self,
-        mechanism: Mechanism,
-        name: str,
-        output: Output | None,
-        partition: str | None = None,
-        given: Tensors | None = None,
-    ) -> Tensors:
-        rows = given or {}
+    def on_release(self, mechanism: Mechanism, name: str, output: Output | None, *asked: Any) -> Tensors:
+        partition, rows = asked
         value = mechanism(rows, ZERO_NOISE).value if self.observed is None else self.observed.outputs[self.answered]
         self.note(ObservedRelease(name, partition, rows, self.drawn.get(name), value))
         self.answered += 1
@@ -193,6 +187,15 @@ def check_playable(plan: Plan, unit: str) -> None:
         raise BadConfig("audit.canaries: not offered under trust=secagg, where no client's own releases are seen")
     if not any(n in plan.method.queries and is_noised_sum(m) for n, m in plan.mechanisms.items()):
         raise BadConfig("audit.canaries: needs a mechanism that adds Gaussian noise to a sum over records; set privacy")
+
+
+def canary_game_of(experiment: Experiment) -> CanaryGame | None:
+    """The canaries of ``audit.canaries``; None where there are none. Raises BadConfig where they cannot be played."""
+    plan, count = experiment.plan, experiment.audit_settings.canaries
+    if not count:
+        return None
+    check_playable(plan, experiment.privacy.unit)
+    return draw_canaries(plan, experiment.shards[plan.victim], count, plan.keys.fold("audit", plan.victim, "canaries"))
 
 
 def draw_canaries(plan: Plan, shard: Shard, count: int, keys: Keys) -> CanaryGame:

@@ -29,8 +29,7 @@ from privdd.auditing.noised_sums import (
     NoisedSumScores,
     analyst_view,
     canary_findings_of_run,
-    check_playable,
-    draw_canaries,
+    canary_game_of,
     federation_count,
     needs_releases,
     replay_count,
@@ -190,15 +189,6 @@ def membership_game_of(experiment: Experiment) -> MembershipGame:
     keys = plan.keys.fold("audit", plan.victim)
     shard = experiment.shards[plan.victim]
     return draw_membership_game(shard, audit.records, audit.worlds, keys, plan.relation, audit.tail)
-
-
-def canary_game_of(experiment: Experiment) -> CanaryGame | None:
-    """The canaries of ``audit.canaries``; None where there are none. Raises BadConfig where they cannot be played."""
-    plan, count = experiment.plan, experiment.audit_settings.canaries
-    if not count:
-        return None
-    check_playable(plan, experiment.privacy.unit)
-    return draw_canaries(plan, experiment.shards[plan.victim], count, plan.keys.fold("audit", plan.victim, "canaries"))
 
 
 def _has_sound_noise(run: FinishedRun) -> bool:

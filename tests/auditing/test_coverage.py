@@ -11,7 +11,6 @@ from attacks.types import Adversary, Family, Finding, Surface
 from privdd.auditing.coverage import (
     PARTS_OF_OLD_RUNS,
     TESTS_BY_PART,
-    coverage_by_part,
     covered_diagnostics,
     untested_diagnostics,
     untested_parts,
@@ -75,12 +74,6 @@ def test_a_test_that_looked_at_no_round_has_not_looked(ledger: Ledger) -> None:
     left = [looked(test) for test in TESTS if test != "t1_told"]
     none = guarantee("t1_told", "dpsgd", note="no round was kept", diagnostics=covered_diagnostics("t1_told", []))
     assert untested_parts(ledger, "update", [*left, none]) == [f"dpsgd, {p}: no round was kept" for p in ("memory", "messages")]
-
-
-def test_the_list_says_which_test_looked_in_which_rounds(ledger: Ledger) -> None:
-    found = {look.part: look for look in coverage_by_part(ledger, "update", [looked(test) for test in TESTS])}
-    assert [*found] == [*TESTS_BY_PART] and {(look.name, look.rounds) for look in found.values()} == {("dpsgd", (0,))}
-    assert all((look.test,) == tuple(TESTS_BY_PART[part]) and not look.untested_text for part, look in found.items())
 
 
 def test_runs_that_were_stored_before_tests_said_so_are_judged_by_what_they_measured(ledger: Ledger) -> None:

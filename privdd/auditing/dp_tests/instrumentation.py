@@ -102,15 +102,8 @@ class ReleaseRecorder:
     def on_sample(self, name: str, probability: float, taken: Tensor) -> Tensor:
         return self.drawn(len(taken)) if self.drawn else taken
 
-    def on_release(
-        self,
-        mechanism: Mechanism,
-        name: str,
-        output: Output | None,
-        partition: str | None = None,
-        given: Tensors | None = None,
-    ) -> Tensors:
-        rows = given or {}
+    def on_release(self, mechanism: Mechanism, name: str, output: Output | None, *asked: Any) -> Tensors:
+        partition, rows = asked
         guests = self.guests.get(partition, 0) if mechanism.per_record else 0
         output = mechanism(rows if self.inside(name, partition) else without_guests(rows, guests), self.noise)
         self.observe(mechanism, RecordedRelease(name, partition, rows, guests, output))

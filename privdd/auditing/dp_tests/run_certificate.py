@@ -309,15 +309,9 @@ class ScriptPlayer:
     def on_sample(self, *draw: object) -> None:
         """Everybody."""
 
-    def on_release(
-        self,
-        mechanism: Mechanism,
-        name: str,
-        output: Output | None,
-        partition: str | None = None,
-        given: Tensors | None = None,
-    ) -> Tensors:
-        rows, wanted = given or {}, None if partition is None else int(partition.removeprefix("label:"))
+    def on_release(self, mechanism: Mechanism, name: str, output: Output | None, *asked: Any) -> Tensors:
+        partition, rows = asked
+        wanted = None if partition is None else int(partition.removeprefix("label:"))
         hosts = [h for h, label in enumerate(self.labels) if wanted in (None, label)]
         count, needed = count_records(rows), len(hosts) * (2 if self.script.exchanged else 1)
         if count != needed and (needed != 1 or count > 1):
