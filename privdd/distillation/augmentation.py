@@ -57,17 +57,6 @@ def _change_colours(x: Tensor, brightness: float, saturation: float, contrast: f
     return (x - mean) * contrast + mean
 
 
-_APPLY: Mapping[str, Callable[..., Tensor]] = {
-    "none": lambda x: x,
-    "color": _change_colours,
-    "crop": _shift_image,
-    "cutout": _erase_square,
-    "flip": lambda x, flip: x.flip(-1) if flip else x,
-    "scale": _apply_affine,
-    "rotate": _apply_affine,
-}
-
-
 @dataclass(frozen=True)
 class Transform:
     """One drawn operation: a function of images (b, c, h, w) that treats each image alone."""
@@ -76,7 +65,7 @@ class Transform:
     numbers: Mapping[str, float] = field(default_factory=dict)
 
     def __call__(self, x: Tensor) -> Tensor:
-        return _APPLY[self.name](x, **self.numbers)
+        return _OPERATIONS[self.name][0](x, **self.numbers)
 
 
 def parse_strategy(strategy: str) -> tuple[str, ...]:
@@ -85,8 +74,8 @@ def parse_strategy(strategy: str) -> tuple[str, ...]:
     Raises ValueError for an unknown operation.
     """
     names = tuple(strategy.split("_"))
-    if unknown := [name for name in names if name not in _APPLY]:
-        raise ValueError(f"augment={strategy!r}: unknown {unknown}; allowed are {sorted(_APPLY)} joined by '_'")
+    if unknown := [name for name in names if name not in _OPERATIONS]:
+        raise ValueError(f"augment={strategy!r}: unknown {unknown}; allowed are {sorted(_OPERATIONS)} joined by '_'")
     return names
 
 
@@ -94,7 +83,7 @@ def draw_transform(strategy: str, shape: tuple[int, int, int], generator: torch.
     """One operation of ``strategy`` with its numbers, for images of ``shape`` (c, h, w)."""
     names = parse_strategy(strategy)
     name = names[_draw_integer(0, len(names) - 1, generator)]
-    return Transform(name, _NUMBERS[name](shape[1], shape[2], generator))
+    return Transform(name, _OPERATIONS[name][1](shape[1], shape[2], generator))
 
 
 def _draw_integer(low: int, high: int, generator: torch.Generator) -> int:
@@ -135,14 +124,15 @@ def _draw_colours(h: int, w: int, g: torch.Generator) -> dict[str, float]:
     }
 
 
-_NUMBERS: Mapping[str, Callable[[int, int, torch.Generator], dict[str, float]]] = {
-    "none": lambda h, w, g: {},
-    "color": _draw_colours,
-    "crop": _draw_crop,
-    "cutout": _draw_cutout,
-    "flip": lambda h, w, g: {"flip": _draw_uniform(0, 1, g) < FLIP},
-    "scale": _draw_scale,
-    "rotate": _draw_rotation,
+# operation -> (what it does to images with its numbers, how its numbers are drawn for images of height h and width w)
+_OPERATIONS: Mapping[str, tuple[Callable[..., Tensor], Callable[[int, int, torch.Generator], dict[str, float]]]] = {
+    "none": (lambda x: x, lambda h, w, g: {}),
+    "color": (_change_colours, _draw_colours),
+    "crop": (_shift_image, _draw_crop),
+    "cutout": (_erase_square, _draw_cutout),
+    "flip": (lambda x, flip: x.flip(-1) if flip else x, lambda h, w, g: {"flip": _draw_uniform(0, 1, g) < FLIP}),
+    "scale": (_apply_affine, _draw_scale),
+    "rotate": (_apply_affine, _draw_rotation),
 }
 
 

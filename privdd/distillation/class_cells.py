@@ -121,6 +121,12 @@ def labelled_images(cells: ClassCells, images: Tensor, world: int) -> tuple[Tens
     return images[held].flatten(0, 1), cells.labels[held].repeat_interleave(images.shape[1])
 
 
+def build_set_upload(images: Tensor, labels: Tensor, name: str = "images", *, private: bool) -> Upload:
+    """The message of images (M, ipc, c, h, w) of classes ``labels`` (M,)."""
+    y = labels.repeat_interleave(images.shape[1])
+    return {name: Artifact({"x": images.flatten(0, 1)}, private=private), "labels": Artifact({"y": y}, private=private)}
+
+
 def build_uploads(cells: ClassCells, images: Tensor, name: str = "images") -> list[Upload]:
     """The messages of the client in each replay: its images under ``name`` and their labels."""
     sets = [labelled_images(cells, images, world) for world in range(len(cells.slot))]

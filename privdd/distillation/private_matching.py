@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -317,17 +318,22 @@ def match_noised_gradients(
     settings: MatchingSettings,
     streams: MatchingStreams,
     ctx: ClientContext,
+    project: Embed | None = None,
 ) -> Tensor:
     """Images (C, ipc, c, h, w) after steps whose gradients are noised one by one.
 
-    records: as the networks see them (FedRD: already projected by its public map).
+    project: where only records are transformed (FedRD, equation 7), what makes of them what the networks see; None: records
+    and images are transformed alike.
     """
-    shape = tuple(images.shape[2:])
+    shape = tuple(images.shape[2:] if project is None else records.x.shape[1:])
     velocity, cells = torch.zeros_like(images), images_by_class(records, ctx.problem.class_list)
     for t, network in zip(timed_steps(range(settings.iterations)), iterate_networks(networks, settings.iterations)):
         transform = draw_transform(settings.augment, shape, streams.augment.fold(t).torch())  # type: ignore[arg-type]
-        embed = compose_maps(transform, network)
-        gradient = release_gradients(images, embed, cells, ctx.problem.class_list, ctx, batch=settings.batch)
+        embed, own = compose_maps(transform, network), dict[str, Any]()
+        if project is not None:
+            real = compose_maps(compose_maps(transform, project), network)
+            embed, own = network, {"real": real, "real_chunk": settings.chunk}
+        gradient = release_gradients(images, embed, cells, ctx.problem.class_list, ctx, batch=settings.batch, **own)
         images, velocity = descend_images(images, velocity, gradient, settings)
     return images
 

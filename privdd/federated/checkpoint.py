@@ -112,7 +112,11 @@ def load_checkpoint(folder: RunFolder, plan: Plan) -> Progress | None:
     head = read_json(folder.checkpoint_file)
     if not isinstance(head, dict) or head.get("schema") != SCHEMA:
         raise DamagedRun(f"{folder.checkpoint_file}: not a checkpoint of schema {SCHEMA}")
-    _check_streams(folder, plan, head)
+    unfinished = len(head.get("accuracy", ())) < plan.method.rounds
+    if plan.mechanisms and unfinished and head.get("streams", 1) != NOISE_STREAM_VERSION:
+        raise DamagedRun(
+            f"{folder.path}: stopped by a version of privdd that drew its noise otherwise; start it again in another folder"
+        )
     try:
         place = folder.path / "state" / safe_name(str(head["state"]))
         rounds = [int(t) for t in head["snapshots"]]
@@ -138,15 +142,6 @@ def load_checkpoint(folder: RunFolder, plan: Plan) -> Progress | None:
         raise DamagedRun(f"{folder.checkpoint_file}: damaged ({' '.join(str(error).split())[:100]})") from None
     _delete_unnamed(folder, place.name, progress.snapshots)
     return progress
-
-
-def _check_streams(folder: RunFolder, plan: Plan, head: Mapping[str, Any]) -> None:
-    """Raises DamagedRun where rounds are missing that an earlier version began to add noise to."""
-    unfinished = len(head.get("accuracy", ())) < plan.method.rounds
-    if plan.mechanisms and unfinished and head.get("streams", 1) != NOISE_STREAM_VERSION:
-        raise DamagedRun(
-            f"{folder.path}: stopped by a version of privdd that drew its noise otherwise; start it again in another folder"
-        )
 
 
 def _parse_counts(rounds: Any) -> tuple[dict[int, int], ...]:

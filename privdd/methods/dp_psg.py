@@ -29,7 +29,7 @@ from privdd.methods.base import ServerNetwork
 from privdd.models import initial
 from privdd.models.build import build_skeleton
 from privdd.privacy.mechanism import Mechanism
-from privdd.training.server import ServerTraining, pool_uploads, train_on_records
+from privdd.training.server import ServerTraining, train_on_uploads
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,9 +77,7 @@ class DPPSG(ServerNetwork):
         }, {}
 
     def aggregate(self, server: State, inbox: Sequence[Received], keys: Keys) -> State:
-        before, pooled = unpack("model", server), pool_uploads(inbox, "images")
-        model = build_skeleton(self.model, tuple(pooled.x.shape[1:]), len(before["head.weight"]))  # type: ignore[arg-type]
-        after = train_on_records(model, before, pooled, self.server, keys.fold("batch").torch())
+        after = train_on_uploads(self.model, unpack("model", server), inbox, "images", self.server, keys)
         return {**server, **pack("model", after)}
 
     def spends(self, round: int, mechanisms: Mapping[str, Mechanism]) -> dict[str, int]:

@@ -16,11 +16,12 @@ from torch import Tensor
 from attacks.types import Surface
 from attacks.validation import check_counts, check_positive
 from privdd.core.rng import Keys
-from privdd.core.types import Artifact, Problem, Received, Shard, State, Values, Work, pack, unpack
+from privdd.core.types import Problem, Received, Shard, State, Values, Work, pack, unpack
 from privdd.distillation.class_cells import (
     PUBLIC_STARTS,
     ClassCells,
     batched_cells,
+    build_set_upload,
     build_uploads,
     carry_over_images,
     check_init,
@@ -60,7 +61,7 @@ from privdd.methods.base import ServerNetwork
 from privdd.models.build import build_skeleton
 from privdd.privacy.claims import Claim, ClaimedRun, feddm_3_1, feddm_3_2, feddm_membership, matching_claims
 from privdd.privacy.mechanism import Mechanism
-from privdd.training.server import ServerTraining, ball_projected_loss, pool_uploads, train_on_records
+from privdd.training.server import ServerTraining, ball_projected_loss, train_on_uploads
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,10 +132,9 @@ class FedDM(ServerNetwork):
 
     def aggregate(self, server: State, inbox: Sequence[Received], keys: Keys) -> State:
         """Train the model on the union, inside the ball around where it stood."""
-        before, pooled = unpack("model", server), pool_uploads(inbox, "images")
-        model = build_skeleton(self.model, tuple(pooled.x.shape[1:]), len(before["head.weight"]))  # type: ignore[arg-type]
-        generator = keys.fold("batch").torch()
-        after = train_on_records(model, before, pooled, self.server, generator, ball_projected_loss(before, self.rho))
+        before = unpack("model", server)
+        loss = ball_projected_loss(before, self.rho)
+        after = train_on_uploads(self.model, before, inbox, "images", self.server, keys, loss)
         return {**server, **pack("model", project_to_ball(after, before, self.rho))}
 
     def check_mechanisms(self, mechanisms: Mapping[str, Mechanism]) -> None:
@@ -229,8 +229,5 @@ class FedDM(ServerNetwork):
             images = match_embeddings(images, views, shard.train, self.matching, ctx)
         else:
             images = match_noised_gradients(images, networks, shard.train, self.matching, streams, ctx)
-        upload = {
-            "images": Artifact({"x": images.flatten(0, 1)}, private=ctx is sound),
-            "labels": Artifact({"y": labels.repeat_interleave(self.ipc)}, private=ctx is sound),
-        }
+        upload = build_set_upload(images, labels, private=ctx is sound)
         return upload, images_to_memory(images, labels) if self.carry_over else {}

@@ -18,13 +18,11 @@ from torch.nn import functional as F
 from attacks.types import Surface
 from attacks.validation import check_counts, check_positive
 from privdd.core.device import to_device
-from privdd.core.loop_timing import timed_steps
 from privdd.core.rng import Keys
 from privdd.core.types import (
     Artifact,
     Problem,
     Received,
-    Records,
     Shard,
     State,
     Tensors,
@@ -34,8 +32,8 @@ from privdd.core.types import (
     pack,
     unpack,
 )
-from privdd.distillation.augmentation import draw_transform
 from privdd.distillation.class_cells import (
+    build_set_upload,
     build_uploads,
     check_init,
     draw_initial_images,
@@ -44,14 +42,12 @@ from privdd.distillation.class_cells import (
     warn_short_classes,
 )
 from privdd.distillation.distribution_matching import (
+    Embed,
     MatchingSettings,
     MatchingStreams,
     Networks,
-    compose_maps,
-    descend_images,
     embed_images,
     fresh_networks,
-    iterate_networks,
     match_distributions,
     record_embeddings,
 )
@@ -61,12 +57,10 @@ from privdd.distillation.private_matching import (
     check_no_batch_norm,
     count_queries,
     draw_public_maps,
-    images_by_class,
     is_protected,
     match_embeddings,
     match_noised_gradients,
     projected_start,
-    release_gradients,
     restrict_as_printed,
 )
 from privdd.federated.channel import ClientContext
@@ -90,110 +84,6 @@ from privdd.training.sgd import local_adam, predict_images, split_state
 Shape = tuple[int, int, int]
 UPLOAD_NAME = "representations"
 PRINTED = "the projection is trained on the records and batch norm couples them, so no record has a gradient of its own"
-
-
-def distil_representations(
-    project: Callable[[Tensor], Tensor],
-    networks: Networks,
-    shard: Shard,
-    settings: MatchingSettings,
-    ctx: ClientContext,
-    *,
-    dpc: int,
-    start: str,
-    shape: Shape,
-) -> Upload:
-    """Representations (m, *shape) of the classes that the client holds, with their labels.
-
-    project: the client's map (b, c, h, w) -> (b, *shape); real records are transformed, projected and
-    embedded, representations are embedded as they are. start: in the space of the projection.
-    """
-    cells = single_client_cells(shard.train, shard.classes)
-    if not len(cells):
-        return build_uploads(cells, torch.zeros(0, dpc, *shape), UPLOAD_NAME)[0]
-    projected = cells.with_images(embed_images(project, shard.train.x))
-    first = draw_initial_images(start, projected, dpc, shape, ctx.keys.fold("start")).to(shard.train.x)
-    settings, streams = replace(settings, augment_synthetic=False), MatchingStreams.of_round(ctx)
-    images = match_distributions(cells, first, networks, settings, streams, real_map=project)
-    return build_uploads(cells, images, UPLOAD_NAME)[0]
-
-
-def protected_representations(
-    project: Callable[[Tensor], Tensor],
-    networks: Networks,
-    shard: Shard,
-    settings: MatchingSettings,
-    ctx: ClientContext,
-    *,
-    dpc: int,
-    reads: int,
-    shape: Shape,
-) -> Upload:
-    """Representations of every class of the public list, from noise and what the mechanisms released.
-
-    project must be public: drawn without the records, or trained under a guarantee. Representations
-    start as projected noise images, which has the scale of projected records where N(0, 1) may not.
-    """
-    labels = torch.tensor(ctx.problem.class_list)
-    noise = draw_noise_images(labels, dpc, shard.shape, ctx.keys.fold("start")).to(shard.train.x)
-    first = embed_images(project, noise.flatten(0, 1).abs().clamp(max=1)).unflatten(0, noise.shape[:2])
-    streams = MatchingStreams.of_round(ctx)
-    if ctx.protected("embedding"):
-        settings = replace(settings, augment_synthetic=False)
-        views = draw_public_maps(networks, reads, shard.shape, settings, streams, project)
-        images = match_embeddings(first, views, shard.train, settings, ctx)
-    else:
-        settings = replace(settings, augment_synthetic=False, augment="none")
-        projected = Records(record_embeddings(project, shard.train.x), shard.train.y, shard.train.ids)
-        images = match_noised_gradients(first, networks, projected, settings, streams, ctx)
-    return {
-        UPLOAD_NAME: Artifact({"x": images.flatten(0, 1)}, private=True),
-        "labels": Artifact({"y": labels.repeat_interleave(dpc)}, private=True),
-    }
-
-
-def printed_representations(
-    project: Callable[[Tensor], Tensor],
-    networks: Networks,
-    shard: Shard,
-    settings: MatchingSettings,
-    ctx: ClientContext,
-    *,
-    dpc: int,
-    shape: Shape,
-) -> Upload:
-    """Equation 7 as FedRD prints it: representations from N(0, 1), each step's clipped mean gradient noised.
-
-    project is the client's own map, trained on its records without protection, and real records are transformed
-    before it: what is sent is no function of the mechanism's outputs alone, and nothing about it is private. Raises
-    ValueError for a mechanism that clips records.
-    """
-    if not ctx.protected(GRADIENT_QUERY) or ctx.mechanisms[GRADIENT_QUERY].per_record:
-        raise ValueError(
-            f"printed=True: equation 7 clips the batch's mean gradient; set privacy=aggregate_clip, not {GRADIENT_QUERY}"
-        )
-    ctx = restrict_as_printed(shard, ctx)
-    labels, streams = torch.tensor(ctx.problem.class_list), MatchingStreams.of_round(ctx)
-    images = draw_noise_images(labels, dpc, shape, ctx.keys.fold("start")).to(shard.train.x)
-    velocity, cells = torch.zeros_like(images), images_by_class(shard.train, ctx.problem.class_list)
-    for t, embed in zip(timed_steps(range(settings.iterations)), iterate_networks(networks, settings.iterations)):
-        transform = draw_transform(settings.augment, shard.shape, streams.augment.fold(t).torch())
-        real = compose_maps(compose_maps(transform, project), embed)
-        gradient = release_gradients(
-            images,
-            embed,
-            cells,
-            ctx.problem.class_list,
-            ctx,
-            batch=settings.batch,
-            real=real,
-            real_chunk=settings.chunk,
-        )
-        images, velocity = descend_images(images, velocity, gradient, settings)
-    return {
-        UPLOAD_NAME: Artifact({"x": images.flatten(0, 1)}, flags={"public_map": False}),
-        "labels": Artifact({"y": labels.repeat_interleave(dpc)}),  # which classes a client holds
-    }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -411,14 +301,70 @@ class FedRD(Method, AuditHooks):
         shape = projected_shape(self.projection, shard.shape)
         project = self._build_projector(broadcast.get("projection", own), shard.shape, shard.classes)
         networks = self._matching_networks(shape, shard.classes, ctx, broadcast["model"]["head.weight"].device)
-        settings = replace(self.matching, chunk=0) if self.model.norm == "batch" else self.matching
-        sizes: Any = {"dpc": self.dpc, "shape": shape}
+        # real records are transformed, projected and embedded, representations are embedded as they are
+        settings = replace(self.matching, augment_synthetic=False)
+        settings = replace(settings, chunk=0) if self.model.norm == "batch" else settings
         if not is_protected(ctx.mechanisms):
-            return distil_representations(project, networks, shard, settings, ctx, start=self.start, **sizes)
+            return self._distil_held_classes(project, networks, shard, settings, ctx)
         if self.printed:
-            return printed_representations(project, networks, shard, settings, ctx, **sizes)
+            return self._distil_as_printed(project, networks, shard, settings, ctx)
         self.check_mechanisms(ctx.mechanisms)
-        return protected_representations(project, networks, shard, settings, ctx, reads=self.reads, **sizes)
+        return self._distil_protected(project, networks, shard, settings, ctx)
+
+    def _distil_held_classes(
+        self, project: Embed, networks: Networks, shard: Shard, settings: MatchingSettings, ctx: ClientContext
+    ) -> Upload:
+        """Representations (m, *shape) of the classes that the client holds, with their labels."""
+        cells, shape = single_client_cells(shard.train, shard.classes), projected_shape(self.projection, shard.shape)
+        images = torch.zeros(0, self.dpc, *shape)
+        if len(cells):
+            projected = cells.with_images(embed_images(project, shard.train.x))
+            first = draw_initial_images(self.start, projected, self.dpc, shape, ctx.keys.fold("start"))
+            streams, first = MatchingStreams.of_round(ctx), first.to(shard.train.x)
+            images = match_distributions(cells, first, networks, settings, streams, real_map=project)
+        return build_uploads(cells, images, UPLOAD_NAME)[0]
+
+    def _distil_protected(
+        self, project: Embed, networks: Networks, shard: Shard, settings: MatchingSettings, ctx: ClientContext
+    ) -> Upload:
+        """Representations of every class of the public list, from noise and what the mechanisms released.
+
+        project must be public: drawn without the records, or trained under a guarantee. Representations
+        start as projected noise images, which has the scale of projected records where N(0, 1) may not.
+        """
+        labels, streams = torch.tensor(ctx.problem.class_list), MatchingStreams.of_round(ctx)
+        noise = draw_noise_images(labels, self.dpc, shard.shape, ctx.keys.fold("start")).to(shard.train.x)
+        images = embed_images(project, noise.flatten(0, 1).abs().clamp(max=1)).unflatten(0, noise.shape[:2])
+        if ctx.protected("embedding"):
+            views = draw_public_maps(networks, self.reads, shard.shape, settings, streams, project)
+            images = match_embeddings(images, views, shard.train, settings, ctx)
+        else:
+            projected = replace(shard.train, x=record_embeddings(project, shard.train.x))
+            plain = replace(settings, augment="none")
+            images = match_noised_gradients(images, networks, projected, plain, streams, ctx)
+        return build_set_upload(images, labels, UPLOAD_NAME, private=True)
+
+    def _distil_as_printed(
+        self, project: Embed, networks: Networks, shard: Shard, settings: MatchingSettings, ctx: ClientContext
+    ) -> Upload:
+        """Equation 7 as FedRD prints it: representations from N(0, 1), each step's clipped mean gradient noised.
+
+        project is the client's own map, trained on its records without protection, and real records are transformed
+        before it: what is sent is no function of the mechanism's outputs alone, and nothing about it is private. Raises
+        ValueError for a mechanism that clips records.
+        """
+        if not ctx.protected(GRADIENT_QUERY) or ctx.mechanisms[GRADIENT_QUERY].per_record:
+            raise ValueError(
+                f"printed=True: equation 7 clips the batch's mean gradient; set privacy=aggregate_clip, not {GRADIENT_QUERY}"
+            )
+        ctx, shape = restrict_as_printed(shard, ctx), projected_shape(self.projection, shard.shape)
+        labels, streams = torch.tensor(ctx.problem.class_list), MatchingStreams.of_round(ctx)
+        start = draw_noise_images(labels, self.dpc, shape, ctx.keys.fold("start")).to(shard.train.x)
+        images = match_noised_gradients(start, networks, shard.train, settings, streams, ctx, project)
+        return {
+            UPLOAD_NAME: Artifact({"x": images.flatten(0, 1)}, flags={"public_map": False}),
+            "labels": Artifact({"y": labels.repeat_interleave(self.dpc)}),  # which classes a client holds
+        }
 
     def check_mechanisms(self, mechanisms: Mapping[str, Mechanism]) -> None:
         if QUERY in mechanisms and (self.frozen_projection or self.printed or not is_protected(mechanisms)):

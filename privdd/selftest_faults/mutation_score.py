@@ -27,7 +27,6 @@ from privdd.core.validation import BadConfig
 from privdd.federated.experiment import Experiment
 from privdd.federated.noise_log import NoiseLog
 from privdd.federated.trainer import Trainer
-from privdd.privacy.ledger import Ledger
 from privdd.runtime.engine import torch_threads
 from privdd.runtime.files import read_json, write_json
 from privdd.runtime.run_folder import RunFolder
@@ -113,14 +112,14 @@ def _audit_trial(experiment: Experiment, folder: Path, healthy: bool) -> tuple[s
     if healthy:
         found = audit_experiment(experiment, {"idle": IdleAttack()}, RunFolder(folder))
         said = [*filter(None, map(_contradicting_note, found.findings))]
-        said += _wire_errors(folder, found.finished_run.progress.ledger)
+        ledger = found.finished_run.progress.ledger
+        said += [(WIRE_TIER, str(error)) for error in check_artifact_folder(folder, ledger)]
         return findings_json(found)["verdict"], said or _method_errors(experiment)
     run = _train_run(experiment, folder)
     ledger = run.progress.ledger
     made: list[Finding] = []
-    wire = list(_wire_errors(folder, ledger))
-    if wire:
-        return CONTRADICTION_VERDICT, wire[:1]
+    if wire := list(check_artifact_folder(folder, ledger)):
+        return CONTRADICTION_VERDICT, [(WIRE_TIER, str(wire[0]))]
     for finding in guarantee_findings(run, audit_error_budget(experiment, 0).confidence):
         made.append(finding)
         if wrong := _contradicting_note(finding):
@@ -152,11 +151,6 @@ def _contradicting_note(finding: Finding) -> tuple[str, str] | None:
         return None
     tier, _, test = finding.attack.partition("_")
     return f"{tier.upper()} {test.replace('_', ' ')}", str(finding.measures.get("note", ""))
-
-
-def _wire_errors(folder: Path, ledger: Ledger) -> Iterator[tuple[str, str]]:
-    for one in check_artifact_folder(folder, ledger):
-        yield WIRE_TIER, str(one)
 
 
 def _method_errors(experiment: Experiment) -> list[tuple[str, str]]:
@@ -226,7 +220,9 @@ def format_score_table(
     outcomes: Sequence[TrialOutcome], faults: Sequence[Fault], profiles: Sequence[FaultProfile]
 ) -> Iterator[str]:
     """Lines of Markdown: one table for each group of faults, which also reads well as text."""
-    cells = _outcomes_by_cell(outcomes)
+    cells: dict[tuple[str, str], list[TrialOutcome]] = {}
+    for outcome in outcomes:
+        cells.setdefault((outcome.fault, outcome.profile), []).append(outcome)
     for group, members in FAULT_GROUPS.items():
         shown = [fault for fault in members if fault in faults]
         if not shown:
@@ -247,13 +243,6 @@ def _format_grid_table(outcomes: Sequence[TrialOutcome]) -> Iterator[str]:
             [o.fault, fault.says.partition(" (")[0] if fault else "", o.profile, outcome_word(o)] for o, fault in found
         ]
         yield from format_aligned_table([["fault", "what is wrong", "profile", "outcome"], *rows])
-
-
-def _outcomes_by_cell(outcomes: Sequence[TrialOutcome]) -> Mapping[tuple[str, str], list[TrialOutcome]]:
-    cells: dict[tuple[str, str], list[TrialOutcome]] = {}
-    for outcome in outcomes:
-        cells.setdefault((outcome.fault, outcome.profile), []).append(outcome)
-    return cells
 
 
 def _cell_text(cells: Mapping[tuple[str, str], list[TrialOutcome]], fault: Fault, profile: FaultProfile) -> str:

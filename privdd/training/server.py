@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from privdd.core.rng import Keys
 from privdd.core.types import Received, Records, State, Tensors
 from privdd.federated.aggregation import sort_by_client
+from privdd.models import ModelSpec
+from privdd.models.build import build_skeleton
 from privdd.training.sgd import Loss, batch_cross_entropy, local_adam, local_sgd, predict_logits
 
 
@@ -67,6 +69,21 @@ def train_on_records(
         return local_adam(model, params, records, loss=loss, **common)  # type: ignore[arg-type]
     more = {"momentum": training.momentum, "weight_decay": training.weight_decay}
     return local_sgd(model, params, records, loss=loss, **common, **more)[0]  # type: ignore[arg-type]
+
+
+def train_on_uploads(
+    spec: ModelSpec,
+    before: Tensors,
+    inbox: Sequence[Received],
+    name: str,
+    training: ServerTraining,
+    keys: Keys,
+    loss: Loss | None = None,
+) -> State:
+    """The state of the network ``spec`` after training on the pooled uploads under ``name``."""
+    pooled = pool_uploads(inbox, name)
+    model = build_skeleton(spec, tuple(pooled.x.shape[1:]), len(before["head.weight"]))  # type: ignore[arg-type]
+    return train_on_records(model, before, pooled, training, keys.fold("batch").torch(), loss)
 
 
 def ball_projected_loss(centre: Tensors, rho: float) -> Loss:
