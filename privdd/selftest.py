@@ -76,11 +76,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run_command(argv: Sequence[str]) -> int:
     from privdd.reporting.export import write_markdown_page
-    from privdd.selftest_faults.catalogue import DRAWN_NAME, draw_faults, select_faults
     from privdd.selftest_faults.fault import select_profiles
     from privdd.selftest_faults.mutation_score import (
+        DRAWN_NAME,
+        draw_faults,
         format_score_page,
         format_score_table,
+        select_faults,
         split_outcomes,
         summarise_score,
         unexpected_outcomes,

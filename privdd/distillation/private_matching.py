@@ -19,7 +19,6 @@ from torch.func import vjp, vmap
 
 from privdd.core.loop_timing import timed_steps
 from privdd.core.types import Records, Shard
-from privdd.distillation.augmentation import draw_transform
 from privdd.distillation.distribution_matching import (
     CHUNK,
     Embed,
@@ -28,6 +27,7 @@ from privdd.distillation.distribution_matching import (
     Networks,
     compose_maps,
     descend_images,
+    draw_transform,
     embed_images,
     iterate_networks,
     matching_gradient,

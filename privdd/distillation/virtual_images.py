@@ -8,7 +8,7 @@ feature extractor.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from attacks.validation import check_counts
 from privdd.core.rng import Keys
-from privdd.core.types import Records, Shard, State, Tensors
+from privdd.core.types import Records, Shard, State, Values
 from privdd.distillation.class_cells import (
     ClassCells,
     carry_over_images,
@@ -123,73 +123,58 @@ class VirtualImages(Distiller):
     def distil(self, model: ModelSpec, shard: Shard, ctx: ClientContext) -> State:
         """The images of the first distillation, in new networks."""
         cells = single_client_cells(shard.train, shard.classes)
-        steps = matching_stages(self, model, {}, shard, ctx, first=True, refine=False)
-        return images_to_memory(distil_cells(self, cells, {}, steps, shard, ctx), cells.labels)
+        stages = self.matching_stages(model, {}, shard, ctx, first=True, refine=False)
+        return images_to_memory(self.distil_cells(cells, {}, stages, shard, ctx), cells.labels)
 
+    def matching_stages(
+        self, spec: ModelSpec, broadcast: Values, shard: Shard, ctx: ClientContext, *, first: bool, refine: bool
+    ) -> list[MatchingStage]:
+        """The matching runs of this round."""
+        model, stages = build_skeleton(spec, shard.shape, shard.classes), []
+        if first:
+            law, device = partial(initial, spec, shard.shape, shard.classes), shard.train.x.device
+            networks = fresh_networks(model, law, ctx.public("warmup", "networks"), device=device)
+            stages.append((self.warmup, networks, MatchingStreams.of_round(ctx, "warmup"), self.warmup_reads))
+        if refine:
+            networks = fixed_network(model, broadcast["model"])
+            stages.append((self.refine, networks, MatchingStreams.of_round(ctx, "refine"), self.refine_reads))
+        return stages
 
-def matching_stages(
-    virtual: VirtualImages,
-    spec: ModelSpec,
-    broadcast: Mapping[str, Tensors],
-    shard: Shard,
-    ctx: ClientContext,
-    *,
-    first: bool,
-    refine: bool,
-) -> list[MatchingStage]:
-    """The matching runs of this round."""
-    model = build_skeleton(spec, shard.shape, shard.classes)
-    out = []
-    if first:
-        law, device = partial(initial, spec, shard.shape, shard.classes), shard.train.x.device
-        networks = fresh_networks(model, law, ctx.public("warmup", "networks"), device=device)
-        out.append((virtual.warmup, networks, MatchingStreams.of_round(ctx, "warmup"), virtual.warmup_reads))
-    if refine:
-        networks = fixed_network(model, broadcast["model"])
-        out.append((virtual.refine, networks, MatchingStreams.of_round(ctx, "refine"), virtual.refine_reads))
-    return out
+    def distil_cells(
+        self,
+        cells: ClassCells,
+        memory: State,
+        stages: list[MatchingStage],
+        shard: Shard,
+        ctx: ClientContext,
+        own: Sequence[Keys] | None = None,
+    ) -> Tensor:
+        """The images (M, ipc, c, h, w) of every cell after this round's ``stages``; ``own``: see ``start_streams``."""
+        total, streams = len(cells.pool) if self.released_statistics else None, start_streams(cells, ctx.keys, own)
+        images = draw_initial_images(self.start, cells, self.ipc, shard.shape, streams, total=total)
+        images = carry_over_images(images.to(shard.train.x), cells.labels, memory)
+        for settings, networks, matching_streams, _ in stages:
+            images = match_distributions(cells, images, networks, settings, matching_streams)
+        return images
 
+    def distil_protected(
+        self, memory: State, stages: list[MatchingStage], shard: Shard, ctx: ClientContext
+    ) -> tuple[Tensor, Tensor]:
+        """Images (C, ipc, c, h, w) and classes (C,) of the public list, by noised reads of the records alone.
 
-def distil_cells(
-    virtual: VirtualImages,
-    cells: ClassCells,
-    memory: Mapping[str, Tensor],
-    steps: list[MatchingStage],
-    shard: Shard,
-    ctx: ClientContext,
-    own: Sequence[Keys] | None = None,
-) -> Tensor:
-    """The images (M, ipc, c, h, w) of every cell after this round's ``steps``; ``own``: see ``start_streams``."""
-    total = len(cells.pool) if virtual.released_statistics else None
-    images = draw_initial_images(
-        virtual.start, cells, virtual.ipc, shard.shape, start_streams(cells, ctx.keys, own), total=total
-    )
-    images = carry_over_images(images.to(shard.train.x), cells.labels, memory)
-    for settings, networks, streams, _ in steps:
-        images = match_distributions(cells, images, networks, settings, streams)
-    return images
-
-
-def distil_protected(
-    virtual: VirtualImages,
-    memory: Mapping[str, Tensor],
-    steps: list[MatchingStage],
-    shard: Shard,
-    ctx: ClientContext,
-) -> tuple[Tensor, Tensor]:
-    """Images (C, ipc, c, h, w) and classes (C,) of the public list, by noised reads of the records alone.
-
-    Raises ValueError unless the images start as noise.
-    """
-    if virtual.start != "noise":
-        raise ValueError(f"virtual.start={virtual.start!r}: a guarantee needs noise, any other start reads the records")
-    labels = torch.tensor(ctx.problem.class_list)
-    images = draw_noise_images(labels, virtual.ipc, shard.shape, ctx.keys.fold("start")).to(shard.train.x)
-    images = carry_over_images(images, labels, memory)
-    for settings, networks, streams, reads in steps:
-        views = draw_public_maps(networks, reads, shard.shape, settings, streams)
-        images = match_embeddings(images, views, shard.train, settings, ctx)
-    return images, labels
+        Raises ValueError unless the images start as noise.
+        """
+        if self.start != "noise":
+            raise ValueError(
+                f"virtual.start={self.start!r}: a guarantee needs noise, any other start reads the records"
+            )
+        labels = torch.tensor(ctx.problem.class_list)
+        images = draw_noise_images(labels, self.ipc, shard.shape, ctx.keys.fold("start")).to(shard.train.x)
+        images = carry_over_images(images, labels, memory)
+        for settings, networks, streams, reads in stages:
+            views = draw_public_maps(networks, reads, shard.shape, settings, streams)
+            images = match_embeddings(images, views, shard.train, settings, ctx)
+        return images, labels
 
 
 def as_records(x: Tensor, y: Tensor) -> Records:

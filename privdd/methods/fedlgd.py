@@ -28,15 +28,7 @@ from privdd.distillation.class_cells import (
     single_client_cells,
 )
 from privdd.distillation.gradient_matching import match_gradient
-from privdd.distillation.virtual_images import (
-    MatchingStage,
-    VirtualImages,
-    as_records,
-    distil_cells,
-    distil_protected,
-    matching_stages,
-    tied_loss,
-)
+from privdd.distillation.virtual_images import MatchingStage, VirtualImages, as_records, tied_loss
 from privdd.federated.aggregation import average, sort_by_client
 from privdd.federated.channel import ClientContext
 from privdd.methods.base import ServerNetwork
@@ -166,10 +158,10 @@ class FedLGD(ServerNetwork, hooks=("is_selected_round", "refines_in_round")):
         self.check_mechanisms(ctx.mechanisms)
         steps = self._matching_stages(broadcast, memory, shard, ctx)
         if ctx.protected("embedding"):
-            images, labels = distil_protected(self.virtual, memory, steps, shard, ctx)
+            images, labels = self.virtual.distil_protected(memory, steps, shard, ctx)
         else:
             cells = single_client_cells(shard.train, shard.classes)
-            images, labels = distil_cells(self.virtual, cells, memory, steps, shard, ctx), cells.labels
+            images, labels = self.virtual.distil_cells(cells, memory, steps, shard, ctx), cells.labels
         own = as_records(images.flatten(0, 1), labels.repeat_interleave(self.virtual.ipc))
         update = self._train_virtual(broadcast, memory, own, shard, ctx)
         upload = {"update": Artifact(update, private=ctx.protected("embedding"))}
@@ -190,7 +182,7 @@ class FedLGD(ServerNetwork, hooks=("is_selected_round", "refines_in_round")):
         self, broadcast: Values, memory: State, shard: Shard, ctx: ClientContext
     ) -> list[MatchingStage]:
         when = {"first": "images/x" not in memory, "refine": self.refines_in_round(ctx.round)}
-        return matching_stages(self.virtual, self.model, broadcast, shard, ctx, **when)
+        return self.virtual.matching_stages(self.model, broadcast, shard, ctx, **when)
 
     def everyone(self, round: int) -> bool:
         """All clients send their statistics in round 0, where the server's images start from them."""
@@ -249,7 +241,7 @@ class FedLGD(ServerNetwork, hooks=("is_selected_round", "refines_in_round")):
             return None
         cells, own = batched_cells(shards), [ctx.keys for ctx in contexts]
         steps = self._matching_stages(broadcast, {}, shards[0], contexts[0])
-        images = distil_cells(self.virtual, cells, {}, steps, shards[0], contexts[0], own)
+        images = self.virtual.distil_cells(cells, {}, steps, shards[0], contexts[0], own)
         done = []
         for world, (shard, ctx) in enumerate(zip(shards, contexts)):
             update = self._train_virtual(broadcast, {}, as_records(*labelled_images(cells, images, world)), shard, ctx)

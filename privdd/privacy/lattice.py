@@ -5,16 +5,12 @@
 what is released. Step: the power of two at or below ``std * 2**-16``; unit: a power of two at or below the clip norm times
 2**-40, and below a step. Both come from public settings alone.
 
-Proof. Each contribution is clipped, divided by the public normaliser if there is one, and rounded towards zero to whole
-units: no number grows, so its L1 and L2 norms do not grow either. Where a part of it is an outer product of two vectors (a
-linear layer's gradient), these are rounded towards zero instead, one to multiples of u, the other of v, with u v = unit: every
-product is a whole number of units, and the norm, the product of the two norms, does not grow. Sums of integers are exact, in any
-order; in float64 too while their absolute values add up to at most 2**53, which ``clipping.EXACT_ROWS`` sees to. So the
-sensitivity is what it was. For a whole number m and real noise Y, m + round(Y) = round(m + Y): the noised sum is a function of
-m + Y alone, the ideal Gaussian or Laplace mechanism on m, and so are the whole steps that it is rounded to, and the float that
-holds them: up to 2**24 steps (256 std and more) float32 is exact, beyond that it rounds the integer, and no multiple of a step
-stops being one. (The integers have 64 bits; contributions of more than 2**21 records may overflow them, by a function of their
-noised sum again.) Only size is paid: a number loses less than 2**-40 of the clip norm for every record, or 2**-19 of it where it is one of an outer product.
+Proof: docs/explanation/guarantees.md, "Why a clipped sum is exact". For a whole number m and real noise Y, m + round(Y) =
+round(m + Y): the noised sum is a function of m + Y alone, the ideal Gaussian or Laplace mechanism on m, and so are the whole
+steps that it is rounded to, and the float that holds them: up to 2**24 steps (256 std and more) float32 is exact, beyond that
+it rounds the integer, and no multiple of a step stops being one. (The integers have 64 bits; contributions of more than 2**21
+records may overflow them, by a function of their noised sum again.) Only size is paid: a number loses less than 2**-40 of the
+clip norm for every record, or 2**-19 of it where it is one of an outer product.
 
 Premise. A contribution is a function of its record alone, to the last bit: else a record's absence moves those of others,
 by any amount at weights under which sums cancel. Kernels do not grant that; ``batch_invariance`` chooses the sizes of the

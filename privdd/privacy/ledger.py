@@ -19,8 +19,17 @@ from typing import Any
 import dp_accounting as dpa
 
 from privdd.core.group_settings import UNITS, Relation
-from privdd.privacy.accounting import Accountant, check_delta, check_relation, epsilon_of
-from privdd.privacy.events import Tally, UnsupportedEvent, event_from_json, event_to_json, tally_events
+from privdd.privacy.accounting import (
+    Accountant,
+    Tally,
+    UnsupportedEvent,
+    check_delta,
+    check_relation,
+    epsilon_of,
+    event_from_json,
+    event_to_json,
+    tally_events,
+)
 from privdd.privacy.mechanism import LedgerRow
 
 SCHEMA = 2  # 1 had the number of records in every row, and no lattice: still read, without them

@@ -21,8 +21,7 @@ from scipy.integrate import quad
 from scipy.special import log_ndtr, ndtr, ndtri
 
 from privdd.core.group_settings import Relation
-from privdd.privacy.accounting import privacy_loss_of
-from privdd.privacy.events import Tally, UnsupportedEvent
+from privdd.privacy.accounting import Tally, UnsupportedEvent, privacy_loss_of
 from privdd.privacy.ledger import Ledger
 
 CANDIDATES = (2, 10, 100, 1000)

@@ -20,8 +20,8 @@ from privdd.federated import channel
 from privdd.federated.channel import POST_PROCESSING
 from privdd.methods import dp_head
 from privdd.privacy import accounting, clipping, ledger
+from privdd.privacy.accounting import Tally
 from privdd.privacy.clipping import count_records
-from privdd.privacy.events import Tally
 from privdd.privacy.mechanism import LedgerRow, Output
 from privdd.privacy.mechanisms import ClippedSum, client_level, clipped_sum, gaussian_features
 from privdd.privacy.noise import Noise

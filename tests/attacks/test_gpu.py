@@ -40,7 +40,7 @@ from attacks.types import Adversary, Attack, Capture, Knowledge, Surface, Truth,
 from privdd.auditing.attack_tasks import AttackJob, AttackOutcome, AttackTask, AttackTerms, ErrorBudget
 from privdd.core.device import deterministic_kernels, max_images_per_batch
 from privdd.core.rng import Keys
-from privdd.distillation.augmentation import sample_grid
+from privdd.distillation.distribution_matching import sample_grid
 from tests.fake_device import fake_gpu, repeated
 
 # Attacks on a device: the bits of the CPU, and no transfer or wait that grows with the steps of a loop.

@@ -17,7 +17,7 @@ from privdd.cli.errors import explain_error
 from privdd.cli.run import print_run_line
 from privdd.core.device import CUBLAS_WORKSPACE, DETERMINISTIC_WORKSPACES, deterministic_kernels
 from privdd.core.validation import BadConfig
-from privdd.distillation import augmentation, public_features
+from privdd.distillation import distribution_matching, public_features
 from privdd.distillation import public_features as random_features
 from privdd.federated.experiment import Experiment
 from privdd.federated.simulation import Progress
@@ -82,7 +82,7 @@ def on_cuda(algo: str) -> tuple[Experiment, Progress, float]:
 
 def with_cpu_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """torch's own pooling and sampling, where a GPU takes other forms of them (tests/attacks/test_gpu.py)."""
-    monkeypatch.setattr(augmentation, "sample_grid", lambda x, grid: F.grid_sample(x, grid.expand(len(x), -1, -1, -1), align_corners=False))
+    monkeypatch.setattr(distribution_matching, "sample_grid", lambda x, grid: F.grid_sample(x, grid.expand(len(x), -1, -1, -1), align_corners=False))
     for module in (public_features, random_features, networks):
         monkeypatch.setattr(module, "average_pool", F.adaptive_avg_pool2d)
 

@@ -6,7 +6,13 @@ import pytest
 import torch
 
 from privdd.core.rng import Keys
-from privdd.distillation.augmentation import COLOUR_STRATEGY, DIGIT_STRATEGY, Transform, draw_transform, parse_strategy
+from privdd.distillation.distribution_matching import (
+    COLOUR_STRATEGY,
+    DIGIT_STRATEGY,
+    Transform,
+    draw_transform,
+    parse_strategy,
+)
 
 SHAPE = (3, 8, 8)
 

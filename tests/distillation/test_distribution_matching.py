@@ -12,7 +12,6 @@ from torch import Tensor
 from attacks.tensors import STEPS_PER_TRANSFER
 from privdd.core.rng import Keys
 from privdd.core.types import Records, Shard, State
-from privdd.distillation.augmentation import COLOUR_STRATEGY, Transform, draw_transform
 from privdd.distillation.class_cells import (
     ClassCells,
     ClassSubsets,
@@ -27,11 +26,14 @@ from privdd.distillation.class_cells import (
     take_smallest,
 )
 from privdd.distillation.distribution_matching import (
+    COLOUR_STRATEGY,
     MatchingSettings,
     MatchingStreams,
     Networks,
+    Transform,
     build_embedder,
     draw_in_ball,
+    draw_transform,
     embed_images,
     fixed_network,
     fresh_networks,

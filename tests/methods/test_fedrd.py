@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from privdd.core.rng import Keys
 from privdd.core.types import unpack
-from privdd.distillation.augmentation import draw_transform
+from privdd.distillation.distribution_matching import draw_transform
 from privdd.federated.simulation import Plan
 from privdd.methods.fedrd import FedRD
 from privdd.models import ModelSpec, build, initial, projected_shape

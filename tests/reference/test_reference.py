@@ -17,7 +17,7 @@ import torch
 from privdd.core.rng import Keys
 from privdd.core.types import Shard
 from privdd.distillation import class_cells
-from privdd.distillation.augmentation import COLOUR_STRATEGY, draw_transform
+from privdd.distillation.distribution_matching import COLOUR_STRATEGY, draw_transform
 from privdd.methods import vhl
 from privdd.models import ModelSpec, build, initial
 from tests.methods.toy import shards

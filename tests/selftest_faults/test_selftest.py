@@ -11,15 +11,7 @@ import pytest
 from privdd import selftest
 from privdd.core.validation import BadConfig
 from privdd.federated import channel
-from privdd.selftest_faults import catalogue, mutation_score
-from privdd.selftest_faults.catalogue import (
-    FAULT_GRID,
-    FAULT_GROUPS,
-    NAMED_FAULTS,
-    draw_faults,
-    fault_at_point,
-    select_faults,
-)
+from privdd.selftest_faults import mutation_score
 from privdd.selftest_faults.client_faults import DECISION_FAULTS, WIRE_FAULTS
 from privdd.selftest_faults.fault import (
     PROFILE_TRAITS,
@@ -34,13 +26,19 @@ from privdd.selftest_faults.fault import (
 )
 from privdd.selftest_faults.mechanism_faults import ACCOUNTING_FAULTS, CLIPPING_FAULTS
 from privdd.selftest_faults.mutation_score import (
+    FAULT_GRID,
+    FAULT_GROUPS,
+    NAMED_FAULTS,
     TrialOutcome,
+    draw_faults,
+    fault_at_point,
     format_score_page,
     load_outcomes,
     outcome_word,
     run_trial,
     save_outcomes,
     score_to_json,
+    select_faults,
     summarise_score,
     unexpected_outcomes,
 )
@@ -86,7 +84,7 @@ def test_the_command_runs_a_healthy_control_and_goes_on_where_it_stopped(tmp_pat
 
 def test_a_fault_that_nothing_notices_is_missed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Planting nothing is such a fault: the command says so and ends with status 2."""
-    monkeypatch.setitem(catalogue.NAMED_FAULTS, "nothing", Fault("nothing", "all is well", nullcontext))  # type: ignore[arg-type]
+    monkeypatch.setitem(mutation_score.NAMED_FAULTS, "nothing", Fault("nothing", "all is well", nullcontext))  # type: ignore[arg-type]
     assert selftest.main(["profile=fedavg_client", "fault=nothing", "controls=0"]) == selftest.EXIT_MISSED
     assert "nothing, fedavg_client, seed 0: MISSED: verdict consistent" in capsys.readouterr().out
 

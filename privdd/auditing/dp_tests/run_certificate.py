@@ -35,8 +35,8 @@ from privdd.auditing.dp_tests.statement import GuaranteeSubject, Statement
 from privdd.core.types import Records, Tensors, Upload, Values
 from privdd.federated.method import overrides_hook
 from privdd.federated.simulation import Snapshot
+from privdd.privacy.accounting import tally_events
 from privdd.privacy.clipping import count_records, take_records
-from privdd.privacy.events import tally_events
 from privdd.privacy.ledger import Ledger
 from privdd.privacy.mechanism import Mechanism, Output
 
