@@ -258,16 +258,12 @@ class FedAvg(
             raise ValueError("model.norm=batch: DP-SGD needs per-record gradients; use norm=instance, group or none")
         model = build(self.model, turn.shard.shape, turn.shard.classes)
         steps = count_private_steps(turn.ctx.mechanisms["dpsgd"], self.local_epochs)
-        trained = dp_local_sgd(
-            model,
-            params,
-            turn.shard.train,
-            steps=steps,
-            ctx=turn.ctx,
-            correct=self.correction(turn),
-            extra=self._shared_batches(turn),
+        more: dict[str, Any] = {
+            "correct": self.correction(turn),
+            "extra": self._shared_batches(turn),
             **self._sgd_settings,
-        )
+        }
+        trained = dp_local_sgd(model, params, turn.shard.train, steps=steps, ctx=turn.ctx, **more)
         return Trained(params, trained, {}, steps)
 
     def _shared_batches(self, turn: ClientRound) -> SharedBatches | None:

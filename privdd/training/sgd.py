@@ -224,6 +224,14 @@ def count_steps(n: int, batch_size: int, epochs: float) -> int:
     return max(1, round(epochs * math.ceil(n / batch_size)))
 
 
+def _total_steps(records: Records, batch_size: int, epochs: float | None, steps: int | None) -> int:
+    if len(records) == 0:
+        raise ValueError("records=0: a client needs at least one record to train; drop empty clients from the round")
+    if (epochs is None) == (steps is None):
+        raise ValueError(f"epochs={epochs!r}, steps={steps!r}: exactly one of the two is needed")
+    return steps if steps is not None else count_steps(len(records), batch_size, epochs or 0.0)
+
+
 def local_sgd(
     model: nn.Module,
     params: Tensors,
@@ -247,14 +255,9 @@ def local_sgd(
     weight decay and momentum (PyTorch's rule, fresh each call) act on what it returns. All randomness
     is the generator's. Raises ValueError for no records or for both or neither of epochs and steps.
     """
-    if len(records) == 0:
-        raise ValueError("records=0: a client needs at least one record to train; drop empty clients from the round")
-    if (epochs is None) == (steps is None):
-        raise ValueError(f"epochs={epochs!r}, steps={steps!r}: exactly one of the two is needed")
-    total = steps if steps is not None else count_steps(len(records), batch_size, epochs or 0.0)
+    total = _total_steps(records, batch_size, epochs, steps)
     replica, loss = Replica(model, params), loss or batch_cross_entropy
-    net, flat = replica.module.train(), replica.flat
-    order = memory_format_of(model)
+    net, flat, order = replica.module.train(), replica.flat, memory_format_of(model)
     own = _take_batches(records, draw_batches(len(records), batch_size, generator, flat.device, total), flat, order)
     shared = _take_batches(extra.records, extra.draw_indices(flat.device), flat, order) if extra else None
     joined = JointForward(net) if extra else None
@@ -496,12 +499,8 @@ def vectorised_sgd(
     """
     if not is_vectorisable(model):
         raise ValueError(f"model={type(model).__name__}: one of its layers has no form for many models at once")
-    if not all(len(records) for records in clients):
-        raise ValueError("records=0: a client needs at least one record to train; drop empty clients from the round")
-    if (epochs is None) == (steps is None):
-        raise ValueError(f"epochs={epochs!r}, steps={steps!r}: exactly one of the two is needed")
+    counts = [_total_steps(records, batch_size, epochs, steps) for records in clients]
     pool, rows = pool_records(clients)
-    counts = [steps if steps is not None else count_steps(len(r), batch_size, epochs or 0.0) for r in rows]
     drawn = plan_batches(rows, batch_size, counts, generators)
     ensemble = ModelEnsemble(model, params, len(clients))
     pool = pool.to(ensemble.flat.device)
