@@ -1,11 +1,10 @@
-"""Distillation of many shadow runs at once, cut into cells: one class, learned from one subset of its records.
+"""Distillation of many shadow runs at once, cut into cells: one class of one run, learned from its records; and what its images
+start as: real records, noise, smooth noise, or noise with each class's own statistics.
 
-Distribution matching treats each class alone, so replays of the audited client that hold the same records of a class share
-that class's synthetic images: K replays over n records need only as many cells as there are distinct subsets. Each record of
-a draw gets a pseudo-random priority from its id alone; a batch is the records of smallest priority among those present,
-which is a uniform sample without replacement. Removing one record therefore moves a batch by at most one place, the order of
-records does not matter, and replays can share one pass. Batches are drawn on the CPU and sent to the records' device many
-steps at a time.
+Distribution matching treats each class alone. Each record of a draw gets a pseudo-random priority from its id alone; a batch
+is the records of smallest priority among those present, which is a uniform sample without replacement. Removing one record
+therefore moves a batch by at most one place, the order of records does not matter, and replays can share one pass. Batches are
+drawn on the CPU and sent to the records' device many steps at a time.
 """
 
 from __future__ import annotations
@@ -57,12 +56,10 @@ class ClassCells:
         return torch.cat([torch.full((len(g.present),), g.label) for g in self.groups] or [torch.zeros(0)]).long()
 
     @property
-    def first_replays(self) -> Tensor:
-        """The first world that holds each cell, (M,)."""
-        world = torch.zeros(len(self), dtype=torch.long)
-        for k in reversed(range(len(self.slot))):
-            world[self.slot[k][self.slot[k] >= 0]] = k
-        return world
+    def worlds(self) -> Tensor:
+        """The world of every cell, (M,)."""
+        held = [(self.slot[:, group.label] >= 0).nonzero()[:, 0] for group in self.groups]
+        return torch.cat(held or [torch.zeros(0)]).long()
 
     def __len__(self) -> int:
         return sum(len(group.present) for group in self.groups)
@@ -77,30 +74,23 @@ def single_client_cells(records: Records, classes: int) -> ClassCells:
     return cut_cells(records, torch.ones(1, len(records), dtype=torch.bool), classes)
 
 
-def cut_cells(pool: Records, present: Tensor, classes: int, *, apart: bool = False) -> ClassCells:
-    """The cells of the worlds whose records are the rows of ``present`` (K, n) bool.
-
-    apart: no two worlds share a cell, because they differ by more than their records.
-    """
+def cut_cells(pool: Records, present: Tensor, classes: int) -> ClassCells:
+    """The cells of the worlds whose records are the rows of ``present`` (K, n) bool: one for each class that a world holds."""
     slot = torch.full((len(present), classes), -1, dtype=torch.long)
     groups: list[ClassSubsets] = []
-    start = 0
-    labels = pool.y.cpu()
+    labels, start = pool.y.cpu(), 0
     for label in labels.unique().tolist():
         at = (labels == label).nonzero()[:, 0]
-        rows, inverse = present[:, at], torch.arange(len(present))
-        if not apart:
-            rows, inverse = rows.unique(dim=0, return_inverse=True)
-        held = rows.any(1)
-        position = torch.where(held, held.cumsum(0) - 1 + start, torch.full_like(inverse[:1], -1))
-        slot[:, label] = position[inverse]
-        groups.append(ClassSubsets(label, at, rows[held]))
-        start += int(held.sum())
+        held = present[:, at].any(1)
+        count = int(held.sum())
+        slot[held, label] = torch.arange(start, start + count)
+        groups.append(ClassSubsets(label, at, present[:, at][held]))
+        start += count
     return ClassCells(pool, tuple(groups), slot)
 
 
 def batched_cells(shards: Sequence[Shard]) -> ClassCells:
-    """The cells of K worlds of one client, from the records that each holds; no two worlds share a cell.
+    """The cells of K worlds of one client, from the records that each holds.
 
     The pool is what all worlds hold, then the rest, each in the order of ids. Raises ValueError where a
     record's id appears twice in a shard.
@@ -112,7 +102,7 @@ def batched_cells(shards: Sequence[Shard]) -> ClassCells:
     pool, _ = pool_records([shard.train for shard in shards])
     pool = pool.take(sorted(range(len(pool)), key=lambda i: (int(pool.ids[i]) not in common, int(pool.ids[i]))))
     present = torch.tensor([[identity in ids for identity in pool.ids.tolist()] for ids in held], dtype=torch.bool)
-    return cut_cells(pool, present.reshape(len(shards), len(pool)), shards[0].classes, apart=True)
+    return cut_cells(pool, present.reshape(len(shards), len(pool)), shards[0].classes)
 
 
 def labelled_images(cells: ClassCells, images: Tensor, world: int) -> tuple[Tensor, Tensor]:
@@ -240,7 +230,7 @@ def draw_noise_images(labels: Tensor, ipc: int, shape: tuple[int, int, int], key
 
 def start_streams(cells: ClassCells, keys: Keys, own: Sequence[Keys] | None) -> Keys | list[Keys]:
     """The streams that images start from: ``keys`` for all cells, or for each cell its world's in ``own`` (K,)."""
-    return keys.fold("start") if own is None else [own[k].fold("start") for k in cells.first_replays.tolist()]
+    return keys.fold("start") if own is None else [own[k].fold("start") for k in cells.worlds.tolist()]
 
 
 def draw_smooth_images(labels: Tensor, ipc: int, shape: tuple[int, int, int], keys: Keys | Sequence[Keys]) -> Tensor:
@@ -292,16 +282,12 @@ def draw_initial_images(
 def _select_real_images(
     cells: ClassCells, ipc: int, shape: tuple[int, int, int], keys: Keys | Sequence[Keys]
 ) -> Tensor:
-    ids = cells.pool.ids.cpu()
-    if isinstance(keys, Keys):
-        priority = record_priorities(ids, keys.fold("real"))
-        rows = [g.at[first_records(priority[g.at], g.present, ipc)] for g in cells.groups]
-    else:
-        held = [(g.at, present[None]) for g in cells.groups for present in g.present]
-        rows = [
-            at[first_records(record_priorities(ids[at], key.fold("real")), present, ipc)]
-            for (at, present), key in zip(held, keys, strict=True)
-        ]
+    ids, streams = cells.pool.ids.cpu(), [keys] * len(cells) if isinstance(keys, Keys) else keys
+    held = [(g.at, present[None]) for g in cells.groups for present in g.present]
+    rows = [
+        at[first_records(record_priorities(ids[at], key.fold("real")), present, ipc)]
+        for (at, present), key in zip(held, streams, strict=True)
+    ]
     return cells.pool.x[torch.cat(rows).to(cells.pool.x.device)] if rows else torch.zeros((0, ipc, *shape))
 
 

@@ -9,9 +9,9 @@ memory, and is never written to a run folder.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import dp_accounting as dpa
 import torch
@@ -38,7 +38,6 @@ class ObservedRound:
     samples: tuple[tuple[str, Tensor], ...]
 
 
-T = TypeVar("T")
 Law = Literal["gaussian", "laplace"]
 RESIDUALS_PER_RELEASE, FIRST_RESIDUALS = 4096, 256  # kept of a release; of those beyond half of ``ROUND_RESIDUALS``
 ROUND_RESIDUALS = 2**18  # of one client round, all releases together
@@ -298,27 +297,3 @@ class NoiseLog:
                 noted.marked = noted.marked if most == RESIDUALS_PER_RELEASE else torch.zeros(0)
                 self.residuals_kept += len(noted.sample) + len(noted.marked)
         self.rounds[watch.round, watch.client] = watch
-
-
-def collect_answers(
-    engine: Any,
-    tasks: Sequence[Any],
-    step: Callable[[Any], T],
-    watched: Callable[[Any], tuple[T, RoundLog]],
-    record: NoiseLog | None,
-    transcript: list[ObservedRound] | None,
-) -> Iterator[T]:
-    """The clients' answers in order; transcript: receives the releases of the audited client.
-
-    Real clients keep their noise, and what they release, to themselves: nothing is noted of them.
-    """
-    if (record is None and transcript is None) or engine.clients_remember:
-        yield from engine.map(step, tasks)
-        return
-    for answer, watch in engine.map(watched, tasks):
-        if transcript is not None and watch.observed is not None:
-            transcript.append(watch.observed)
-        watch.observed = None
-        if record is not None:
-            record.add_round(watch)
-        yield answer

@@ -8,7 +8,7 @@ privacy, known before training from public numbers alone.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -28,7 +28,7 @@ from privdd.federated.channel import (
     tensor_shapes,
 )
 from privdd.federated.method import Method
-from privdd.federated.noise_log import NoiseLog, ObservedRound, RoundLog, collect_answers
+from privdd.federated.noise_log import NoiseLog, ObservedRound, RoundLog
 from privdd.privacy.ledger import SERVER, Ledger
 from privdd.privacy.mechanism import LedgerRow, Mechanism
 from privdd.privacy.mechanisms import ClientLevel
@@ -248,7 +248,7 @@ def run_round(
     ids: list[int] = []
     uploaded: dict[int, int] = {}
     before = progress.memories.get(plan.victim, {})
-    for received, rows, memory in collect_answers(engine, tasks, client_step, logged_step, record, transcript):
+    for received, rows, memory in _collect_answers(engine, tasks, record, transcript):
         rows = hide_from_server(rows) if plan.trust.is_summed else rows
         written = ledger.append(link_to_broadcast(rows, len(ledger), progress.sent_ids), absolute=True)
         if isinstance(received, DroppedClient):  # nothing of it is used, so nothing that the server sends depends on it
@@ -276,6 +276,22 @@ def run_round(
         snapshots=snapshots,
     )
     return moved, inbox, broadcast
+
+
+def _collect_answers(
+    engine: Engine, tasks: Sequence[ClientTask], record: NoiseLog | None, transcript: list[ObservedRound] | None
+) -> Iterator[StepResult | tuple[DroppedClient, list[LedgerRow], State]]:
+    """The clients' answers in order. Real clients keep their noise, and what they release, to themselves."""
+    if (record is None and transcript is None) or engine.clients_remember:
+        yield from engine.map(client_step, tasks)
+        return
+    for answer, watch in engine.map(logged_step, tasks):
+        if transcript is not None and watch.observed is not None:
+            transcript.append(watch.observed)
+        watch.observed = None
+        if record is not None:
+            record.add_round(watch)
+        yield answer
 
 
 def _replace_by_sum(

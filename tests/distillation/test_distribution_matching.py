@@ -184,7 +184,7 @@ def test_more_steps_on_a_device_send_nothing_more_and_wait_for_nothing(kind: str
 @pytest.mark.parametrize("start", ["real", "noise", "smooth", "statistics"])
 def test_starts_on_a_device_are_those_of_the_cpu_and_no_class_or_world_sends_its_own(start: str) -> None:
     cells = worlds(0)
-    keys = [Keys(4).fold(world) for world in cells.first_replays.tolist()]
+    keys = [Keys(4).fold(world) for world in cells.worlds.tolist()]
     for streams_of_start in (Keys(4), keys):
         expected = draw_initial_images(start, cells, 3, SHAPE, streams_of_start)
         with fake_gpu() as gpu:
@@ -220,10 +220,9 @@ def holding(data: Records) -> Shard:
     return Shard(0, data, data.take([]), data.take([]), CLASSES)
 
 
-def test_subsets_share_a_cell_unless_their_images_start_apart() -> None:
+def test_each_world_has_a_cell_of_each_class_that_it_holds() -> None:
     data, masks = records(8, 2, classes=1), torch.rand((50, 8), generator=Keys(8).torch()) < 0.5
-    assert len(cut_cells(data, masks, CLASSES)) == len(masks[masks.any(1)].unique(dim=0))
-    assert len(cut_cells(data, masks, CLASSES, apart=True)) == int(masks.any(1).sum())
+    assert len(cut_cells(data, masks, CLASSES)) == int(masks.any(1).sum())
 
 
 def test_what_all_worlds_hold_comes_first() -> None:
