@@ -93,10 +93,6 @@ class FeatureSplit(nn.Module):
         self.generator = generator
         self.classifier = classifier
 
-    def features(self, x: Tensor, rho: float | None = None) -> Tensor:
-        """x (b, c, h, w) in [0, 1] -> x_s in [-1, 1], by the generator's mean code."""
-        return bound_features(x - self.generator(x, None)[0], x, rho)
-
     def forward(self, x: Tensor, y: Tensor, noise: Mapping[str, Tensor], loss: SplitLoss) -> Tensor:
         """The joint loss of a batch. noise: ``latent`` (b, z) and ``copy_i`` (b, c, h, w), standard normal."""
         q, mu, logvar = self.generator(x, noise["latent"])

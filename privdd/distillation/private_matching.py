@@ -242,14 +242,6 @@ def check_fitting_settings(fitting: FittingSettings | None, least: float, mechan
         )
 
 
-@dataclass(frozen=True)
-class PublicMaps:
-    """The public maps of one run: for each, the embedding of a record and that of a synthetic image."""
-
-    real: Sequence[Embed]
-    synthetic: Sequence[Embed]
-
-
 def draw_public_maps(
     networks: Networks,
     count: int,
@@ -257,17 +249,17 @@ def draw_public_maps(
     settings: MatchingSettings,
     streams: MatchingStreams,
     real_map: Embed | None = None,
-) -> PublicMaps:
-    """``count`` maps, each with its own network and transform of records of ``shape``.
+) -> list[tuple[Embed, Embed]]:
+    """``count`` maps, of a record and of a synthetic image each, with its own network and transform of records of ``shape``.
 
     real_map: a public map between transformed record and network (FedRD's frozen projection).
     """
-    real, synthetic = [], []
+    maps = []
     for k, embed in enumerate(iterate_networks(networks, count)):
         transform = draw_transform(settings.augment, shape, streams.augment.fold(k).torch())
-        real.append(compose_maps(transform if real_map is None else compose_maps(transform, real_map), embed))
-        synthetic.append(compose_maps(transform, embed) if settings.augment_synthetic else embed)
-    return PublicMaps(real, synthetic)
+        real = compose_maps(transform if real_map is None else compose_maps(transform, real_map), embed)
+        maps.append((real, compose_maps(transform, embed) if settings.augment_synthetic else embed))
+    return maps
 
 
 def mean_embeddings(images: Tensor, embed: Embed, chunk: int = CHUNK) -> Tensor:
@@ -276,7 +268,11 @@ def mean_embeddings(images: Tensor, embed: Embed, chunk: int = CHUNK) -> Tensor:
 
 
 def match_embeddings(
-    images: Tensor, views: PublicMaps, records: Records, settings: MatchingSettings, ctx: ClientContext
+    images: Tensor,
+    views: Sequence[tuple[Embed, Embed]],
+    records: Records,
+    settings: MatchingSettings,
+    ctx: ClientContext,
 ) -> Tensor:
     """Images (C, ipc, c, h, w) after matching noisy mean embeddings, one class of the public list each.
 
@@ -285,12 +281,13 @@ def match_embeddings(
     """
     classes = ctx.problem.class_list
     counts = release_class_counts(records, classes, ctx) if ctx.protected("class_counts") else None
-    centres = [mean_embeddings(images, view) for view in views.synthetic]
-    targets = release_embeddings(views.real, records, classes, ctx, centres=centres, counts=counts)
+    real, synthetic = zip(*views)
+    centres = [mean_embeddings(images, view) for view in synthetic]
+    targets = release_embeddings(real, records, classes, ctx, centres=centres, counts=counts)
     velocity = torch.zeros_like(images)
     for t in timed_steps(range(settings.iterations)):
         k = t % len(targets)
-        gradient = matching_gradient(images, targets[k], views.synthetic[k], chunk=settings.chunk)
+        gradient = matching_gradient(images, targets[k], synthetic[k], chunk=settings.chunk)
         images, velocity = descend_images(images, velocity, gradient, settings)
     return images
 

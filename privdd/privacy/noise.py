@@ -15,7 +15,7 @@ import json
 import os
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -100,7 +100,6 @@ class SeededNoise(InversionSampler):
         return torch.rand(shape, generator=self.generator, dtype=torch.float64)  # 53 bits
 
 
-@dataclass(frozen=True)
 class SystemNoise(InversionSampler):
     """Noise whose every bit is read from the operating system: not repeatable, for deployments."""
 
@@ -113,29 +112,19 @@ class SystemNoise(InversionSampler):
         return torch.from_numpy(bits.astype(np.float64) * GRID).reshape(shape)
 
 
-@dataclass
-class KeyStream:
-    """SHAKE-256 (FIPS 202) of a 256-bit key and the number of the request: bits that only who knows the key can tell.
+class SecretNoise(SystemNoise):
+    """The operating system's noise with its bits from a 256-bit key: repeatable for the owner of the secret alone.
 
-    Torch's generator on the CPU is no such stream: it keeps 32 bits of its seed, few enough to try them all.
+    SHAKE-256 (FIPS 202) of the key and the number of the request: bits that only who knows the key can tell. Torch's generator
+    on the CPU is no such stream: it keeps 32 bits of its seed, few enough to try them all.
     """
 
-    key: bytes = field(repr=False)
-    asked: int = 0
-
-    def next_bytes(self, count: int) -> bytes:
-        self.asked += 1
-        return hashlib.shake_256(self.key + self.asked.to_bytes(8, "big")).digest(count)
-
-
-@dataclass(frozen=True)
-class SecretNoise(SystemNoise):
-    """The operating system's noise with its bits from a key: repeatable for the owner of the secret alone."""
-
-    stream: KeyStream
+    def __init__(self, key: bytes) -> None:
+        self._key, self._asked = key, 0
 
     def _random_bytes(self, count: int) -> bytes:
-        return self.stream.next_bytes(count)
+        self._asked += 1
+        return hashlib.shake_256(self._key + self._asked.to_bytes(8, "big")).digest(count)
 
 
 def noise_for(source: Literal["seed", "secret", "os"], keys: Keys) -> Noise:
@@ -144,7 +133,7 @@ def noise_for(source: Literal["seed", "secret", "os"], keys: Keys) -> Noise:
     Raises ValueError for a source other than ``seed``, ``secret`` and ``os``, and for a secret that is not given.
     """
     if source == "secret":
-        return SecretNoise(KeyStream(keys.fold("secret", "noise").private()))
+        return SecretNoise(keys.fold("secret", "noise").private())
     if source == "os":
         return SystemNoise()
     if source == "seed":

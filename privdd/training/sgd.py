@@ -436,23 +436,15 @@ class ModelEnsemble(FlatParameters):
         return {name: tensor[k].clone() for name, tensor in self.params.items()}
 
 
-@dataclass(frozen=True)
-class BatchPlan:
-    """The batch of every model at every step: at (S, b, K) positions in a pool, weight (S, b, K).
-
-    A batch shorter than b is filled up with records of weight zero; the weights of a batch add up to
-    one, or to zero once its model has taken all its steps (K,).
-    """
-
-    at: Tensor
-    weight: Tensor
-    steps: tuple[int, ...]
-
-
 def plan_batches(
     rows: Sequence[Tensor], batch_size: int, steps: Sequence[int], generators: Sequence[torch.Generator]
-) -> BatchPlan:
-    """The batches that each model would draw alone, from its own records (positions) and generator."""
+) -> tuple[Tensor, Tensor]:
+    """The batches that each model would draw alone, from its own records (positions) and generator: positions (S, b, K) in a
+    pool, and weights (S, b, K).
+
+    A batch shorter than b is filled up with records of weight zero; the weights of a batch add up to
+    one, or to zero once its model has taken all its steps.
+    """
     width, longest = min(batch_size, max(len(r) for r in rows)), max(steps)
     at = torch.zeros(longest, width, len(rows), dtype=torch.long)
     weight = torch.zeros(longest, width, len(rows))
@@ -461,7 +453,7 @@ def plan_batches(
         for s in range(count):
             index = next(drawn)
             at[s, : len(index), k], weight[s, : len(index), k] = own[index], 1 / len(index)
-    return BatchPlan(at, weight, tuple(steps))
+    return at, weight
 
 
 def pool_records(parts: Sequence[Records]) -> tuple[Records, list[Tensor]]:
@@ -501,13 +493,13 @@ def vectorised_sgd(
         raise ValueError(f"model={type(model).__name__}: one of its layers has no form for many models at once")
     counts = [_total_steps(records, batch_size, epochs, steps) for records in clients]
     pool, rows = pool_records(clients)
-    drawn = plan_batches(rows, batch_size, counts, generators)
+    at, weight = plan_batches(rows, batch_size, counts, generators)
     ensemble = ModelEnsemble(model, params, len(clients))
     pool = pool.to(ensemble.flat.device)
     ended: dict[int, State] = {}
     velocity = torch.zeros_like(ensemble.flat) if momentum else None
     for s in range(max(counts)):
-        _compute_gradients(ensemble, pool, drawn.at[s].to(pool.y.device), drawn.weight[s].to(ensemble.flat))
+        _compute_gradients(ensemble, pool, at[s].to(pool.y.device), weight[s].to(ensemble.flat))
         with torch.no_grad():
             if correct is not None:
                 ensemble.correct_gradients(correct)

@@ -30,6 +30,7 @@ from privdd.distillation.feature_split import (
     SplitLoss,
     bound_features,
     draw_batch_noise,
+    feature_map,
     laplace_from_normal,
     train_split,
 )
@@ -188,7 +189,7 @@ def release(mechanism: FeatureNoise, model: FeatureSplit, count: int = 150, know
 
     def feature(z: torch.Tensor) -> torch.Tensor:
         with torch.no_grad():
-            return model.features(z) / 4
+            return feature_map(model.generator, model.generator.state_dict(), None)(z) / 4
 
     out = mechanism({"x": feature(x)}, noise_for("seed", Keys(9))).value
     rows = torch.arange(count)
