@@ -12,7 +12,7 @@ optimiser for all).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
@@ -141,34 +141,16 @@ class GradientImages(Distiller):
 
         batches = draw_real_batches(cells, self.batch, batch_stream, count * self.matches)
         labels = cells.labels.to(images.device).repeat_interleave(self.ipc)
-        for k, weights in zip(timed_steps(range(count)), starts):
-            network = build_skeleton(model, shard.shape, shard.classes)
-            images = self._match_along_training(network, weights, cells, (images, labels), batches, gradient.fold(k))
+        for k, state in zip(timed_steps(range(count)), starts):
+            network, velocity = build_skeleton(model, shard.shape, shard.classes), torch.zeros_like(images)
+            for t, batch in zip(timed_steps(range(self.matches)), batches):
+                if t:
+                    whole, stream = as_records(images.flatten(0, 1), labels), gradient.fold(k, "training", t).torch()
+                    length = {"steps": self.network_steps, "batch_size": self.network_batch}
+                    state = local_sgd(network, state, whole, lr=self.network_lr, generator=stream, **length)[0]  # type: ignore[arg-type]
+                velocity = self.momentum * velocity + class_matching_gradient(network, state, cells, images, batch)
+                images = images - self.lr * velocity
         return images_to_memory(images, cells.labels)
-
-    def _match_along_training(
-        self,
-        network: nn.Module,
-        state: State,
-        cells: ClassCells,
-        start: tuple[Tensor, Tensor],
-        batches: Iterator[RealBatch],
-        keys: Keys,
-    ) -> Tensor:
-        """The images (M, ipc, c, h, w) after ``matches`` steps along one network's training, on the next batches of ``batches``.
-
-        start: images and the class (M * ipc,) of each.
-        """
-        images, labels = start
-        velocity = torch.zeros_like(images)
-        for t, batch in zip(timed_steps(range(self.matches)), batches):
-            if t:
-                whole, stream = as_records(images.flatten(0, 1), labels), keys.fold("training", t).torch()
-                length = {"steps": self.network_steps, "batch_size": self.network_batch}
-                state = local_sgd(network, state, whole, lr=self.network_lr, generator=stream, **length)[0]  # type: ignore[arg-type]
-            velocity = self.momentum * velocity + class_matching_gradient(network, state, cells, images, batch)
-            images = images - self.lr * velocity
-        return images
 
 
 def class_matching_gradient(

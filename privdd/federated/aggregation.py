@@ -10,7 +10,7 @@ their shares. The ledger states what the sum costs.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import dp_accounting as dpa
@@ -60,7 +60,7 @@ def average(inbox: Sequence[Received], name: str, weights: Tensor | None = None)
 
 
 SUM_CLIENT = -2  # in the place of a client's number: the sum over a round's clients
-ANALYST_ONLY = ("analyst",)  # who holds a single upload that is added up before the server sees it
+ANALYST_ONLY = ("analyst",)  # who holds a single upload that is added up before the server sees it: nobody
 TrustModel = Literal["local", "secagg", "shuffle"]
 
 
@@ -136,11 +136,6 @@ def sum_uploads(inbox: Sequence[Received], kind: Literal["sum", "mean"]) -> Rece
 
     values = {name: add_up([received.values[name] for received in clients]) for name in inbox[0].values}
     return Received(SUM_CLIENT, inbox[0].round, values)
-
-
-def hide_from_server(rows: Sequence[LedgerRow]) -> list[LedgerRow]:
-    """The rows of a client whose upload is added up: the ledger keeps them, and nobody holds what they tell of."""
-    return [replace(row, visible_to=ANALYST_ONLY) for row in rows]
 
 
 def sum_ledger_rows(

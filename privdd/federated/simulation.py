@@ -18,7 +18,7 @@ from attacks.types import Surface
 from privdd.core.device import to_device
 from privdd.core.rng import Keys
 from privdd.core.types import Problem, Received, Shard, State, Values
-from privdd.federated.aggregation import LOCAL, SUM_CLIENT, Trust, hide_from_server, sum_ledger_rows, sum_uploads
+from privdd.federated.aggregation import ANALYST_ONLY, LOCAL, SUM_CLIENT, Trust, sum_ledger_rows, sum_uploads
 from privdd.federated.channel import (
     Channel,
     ClientContext,
@@ -249,7 +249,7 @@ def run_round(
     uploaded: dict[int, int] = {}
     before = progress.memories.get(plan.victim, {})
     for received, rows, memory in _collect_answers(engine, tasks, record, transcript):
-        rows = hide_from_server(rows) if plan.trust.is_summed else rows
+        rows = [replace(row, visible_to=ANALYST_ONLY) for row in rows] if plan.trust.is_summed else rows
         written = ledger.append(link_to_broadcast(rows, len(ledger), progress.sent_ids), absolute=True)
         if isinstance(received, DroppedClient):  # nothing of it is used, so nothing that the server sends depends on it
             continue

@@ -106,18 +106,15 @@ class Trainer:
         begun = 0 < progress.round < total or (progress.round >= total and self.folder.is_half_audited)
         run_folder.record_library_versions(self.folder, goes_on=begun)
         if len(progress.accuracy) < total:
-            self._check_memories(progress)
+            away = any(map(is_remote_memory, progress.memories.values()))
+            if away and not self.engine.clients_remember:
+                raise ValueError(
+                    f"{self.folder.path}: stopped after round {progress.round - 1} of a real federation, whose clients keep "
+                    "their own memory; start the federation again with this folder, and audit it when it is done"
+                )
             progress = self._train_rounds(progress, total)
         checkpoint.write_ledger(self.folder.ledger_file, progress.ledger)
         return progress
-
-    def _check_memories(self, progress: Progress) -> None:
-        away = [k for k, memory in progress.memories.items() if is_remote_memory(memory)]
-        if away and not self.engine.clients_remember:
-            raise ValueError(
-                f"{self.folder.path}: stopped after round {progress.round - 1} of a real federation, whose clients keep "
-                "their own memory; start the federation again with this folder, and audit it when it is done"
-            )
 
     def _train_rounds(self, progress: Progress, total: int) -> Progress:
         broadcast, due = None, time.monotonic() + CHECKPOINT_EVERY
