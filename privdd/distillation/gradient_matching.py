@@ -38,8 +38,7 @@ from privdd.distillation.class_cells import (
 )
 from privdd.distillation.virtual_images import Distiller, as_records
 from privdd.federated.channel import ClientContext
-from privdd.models import ModelSpec, initial
-from privdd.models.build import build_skeleton
+from privdd.models import ModelSpec, build_skeleton, initial
 from privdd.training import dp_sgd
 from privdd.training.sgd import local_sgd
 

@@ -176,7 +176,8 @@ def release_gradients(
     """
     cells = images_by_class(records, class_list) if isinstance(records, Records) else records
     if ctx.mechanisms[GRADIENT_QUERY].per_record:
-        taken = (_select_rows(x, ctx.sample(GRADIENT_QUERY, len(x))) for x in cells)
+        # a GPU is sent the positions of a sample, and not waited for
+        taken = (x[ctx.sample(GRADIENT_QUERY, len(x)).nonzero()[:, 0].to(x.device)] for x in cells)
         rows = (record_image_gradients(own, embed, x, chunk=chunk) for own, x in zip(images, taken))
     else:
         drawn = [_draw_fixed_batch(x, batch, label, ctx) for x, label in zip(cells, class_list)]
@@ -187,11 +188,6 @@ def release_gradients(
         for label, gradients in zip(class_list, rows)
     ]
     return torch.stack(released).to(images)
-
-
-def _select_rows(x: Tensor, sample: Tensor) -> Tensor:
-    """The rows of x (n, ...) that a mask of the CPU (n,) marks: a GPU is sent their positions, and not waited for."""
-    return x if bool(sample.all()) else x[sample.nonzero()[:, 0].to(x.device)]
 
 
 def _draw_fixed_batch(x: Tensor, batch: int | None, label: int, ctx: ClientContext) -> Tensor:

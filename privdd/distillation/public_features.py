@@ -90,7 +90,9 @@ class Scattering:
                 break
             inner = torch.fft.fft2(moduli)
             for second in range(first + 1, self.scales):
-                filters = _subsample_spectrum(bank[second].to(x), 2**first)
+                step, (height, width) = 2**first, bank[second].shape[1:]
+                split = bank[second].to(x).reshape(-1, step, height // step, step, width // step)
+                filters = split.sum((1, 3))  # for images of which every ``step``-th place is left: copies added up
                 deeper = _filter(inner[:, :, None], filters, 2 ** (second - first)).abs().flatten(1, 2)
                 found.append(_average(deeper, self.scales, second, down, across))
         return torch.cat(found, 1).flatten(2)
@@ -114,12 +116,6 @@ def _filter(spectrum: Tensor, filters: Tensor, factor: int) -> Tensor:
         block = (..., slice(i * h, (i + 1) * h), slice(j * w, (j + 1) * w))
         total = torch.addcmul(total, parts[*block, :], filters[*block, None])
     return torch.fft.ifft2(torch.view_as_complex(total / factor**2))
-
-
-def _subsample_spectrum(filters: Tensor, factor: int) -> Tensor:
-    """Filters (L, h, w) for images of which every ``factor``-th place is left: their copies added up."""
-    count, h, w = filters.shape
-    return filters.reshape(count, factor, h // factor, factor, w // factor).sum((1, 3))
 
 
 def _average(x: Tensor, scales: int, scale: int, down: int, across: int) -> Tensor:
@@ -322,11 +318,9 @@ class PublicRows:
     def __call__(self, x: Tensor) -> Tensor:
         centre, project = _public_constants(self.extractor, self.width, tuple(x.shape[1:]), self.drawings)
         moved = (self.extractor(x) - centre.to(x)) @ project.to(x)
-        return torch.cat([self._scale_rows(moved), torch.full_like(moved[:, :1], self.last_entry)], 1)
-
-    def _scale_rows(self, moved: Tensor) -> Tensor:
-        """To the length that leaves room for the constant; an image that the map does not see stays at 0."""
-        return moved / moved.norm(dim=1, keepdim=True).clamp_min(TINY) * math.sqrt(1 - self.last_entry**2)
+        # to the length that leaves room for the constant; an image that the map does not see stays at 0
+        rows = moved / moved.norm(dim=1, keepdim=True).clamp_min(TINY) * math.sqrt(1 - self.last_entry**2)
+        return torch.cat([rows, torch.full_like(moved[:, :1], self.last_entry)], 1)
 
     def embed_rows(self, x: Tensor) -> Tensor:
         """Rows of images, without a graph; the last ones asked for are kept, for they are the same in every round."""

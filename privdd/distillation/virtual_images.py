@@ -40,8 +40,7 @@ from privdd.distillation.distribution_matching import (
 )
 from privdd.distillation.private_matching import draw_public_maps, match_embeddings
 from privdd.federated.channel import ClientContext
-from privdd.models import ModelSpec, initial
-from privdd.models.build import build_skeleton
+from privdd.models import ModelSpec, build_skeleton, initial
 from privdd.training.sgd import Loss
 
 MatchingStage = tuple[MatchingSettings, Networks, MatchingStreams, int]  # the number: of noised reads

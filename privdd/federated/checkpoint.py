@@ -8,9 +8,7 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
-from privdd.core.types import flatten_values, nest_values, pack, unpack
+from privdd.core.types import flatten_values, nest_values, unpack
 from privdd.federated.simulation import Plan, Progress, Snapshot
 from privdd.privacy.ledger import Ledger
 from privdd.runtime.files import DamagedRun, read_json, safe_name, write_bytes, write_json
@@ -27,9 +25,7 @@ def save_checkpoint(folder: RunFolder, progress: Progress) -> None:
     place = folder.path / "state" / name
     before = read_json(folder.checkpoint_file)["digests"] if folder.checkpoint_file.exists() else {}
     write_tensors(place / "server.safetensors", progress.server)
-    memories: dict[str, Tensor] = {}
-    for client, memory in progress.memories.items():
-        memories |= pack(str(client), memory)
+    memories = flatten_values({str(client): memory for client, memory in progress.memories.items()})
     write_tensors(place / "memories.safetensors", memories)
     write_ledger(place / "ledger.json", progress.ledger)
     for snapshot in progress.snapshots.values():
@@ -37,7 +33,22 @@ def save_checkpoint(folder: RunFolder, progress: Progress) -> None:
     files = _state_files(folder, name, progress.snapshots)
     # a snapshot never changes once it is written, so its digest is reused
     digests = {str(f.relative_to(place.parent)): before.get(f.name) or _file_digest(f) for f in files}
-    write_json(folder.checkpoint_file, {**_checkpoint_head(name, progress), "digests": digests}, compact=True)
+    head = {
+        "schema": SCHEMA,
+        "streams": NOISE_STREAM_VERSION,
+        "state": name,
+        "round": progress.round,
+        "accuracy": list(progress.accuracy),
+        "diverged": progress.diverged,
+        "uploaded": [{str(k): size for k, size in counts.items()} for counts in progress.uploaded],
+        "downloaded": [{str(k): size for k, size in counts.items()} for counts in progress.downloaded],
+        "sent": dict(progress.sent),
+        "sent_ids": list(progress.sent_ids),
+        "inbox_ids": list(progress.inbox_ids),
+        "snapshots": sorted(progress.snapshots),
+        "digests": digests,
+    }
+    write_json(folder.checkpoint_file, head, compact=True)
     _delete_unnamed(folder, name, progress.snapshots)
 
 
@@ -73,23 +84,6 @@ def _delete_unnamed(folder: RunFolder, name: str, snapshots: Collection[int]) ->
             shutil.rmtree(old, ignore_errors=True)
     for old in {*state.glob("victim_*")} - {_snapshot_file(folder, t) for t in snapshots}:
         old.unlink(missing_ok=True)
-
-
-def _checkpoint_head(name: str, progress: Progress) -> dict[str, Any]:
-    return {
-        "schema": SCHEMA,
-        "streams": NOISE_STREAM_VERSION,
-        "state": name,
-        "round": progress.round,
-        "accuracy": list(progress.accuracy),
-        "diverged": progress.diverged,
-        "uploaded": [{str(k): size for k, size in counts.items()} for counts in progress.uploaded],
-        "downloaded": [{str(k): size for k, size in counts.items()} for counts in progress.downloaded],
-        "sent": dict(progress.sent),
-        "sent_ids": list(progress.sent_ids),
-        "inbox_ids": list(progress.inbox_ids),
-        "snapshots": sorted(progress.snapshots),
-    }
 
 
 def _save_snapshot(folder: RunFolder, snapshot: Snapshot) -> None:

@@ -84,14 +84,12 @@ class DPHead(PublicMap):
         gradient = total / records
         velocity = self.momentum * server["velocity/head.weight"] + gradient
         noise = torch.stack([s["variance"] for s in sent]).sum(0).sqrt() / records
-        weight = server["model/head.weight"] - self._step_length(noise) * velocity
+        step = torch.full_like(noise, self.lr)
+        if self.noisiest is not None:
+            step = step.minimum(self.noisiest / noise.clamp_min(1e-30))
+        weight = server["model/head.weight"] - step * velocity
         return {**server, "model/head.weight": weight, "velocity/head.weight": velocity, "seen/count": count,
                 "seen/rounds": rounds, "seen/noise": noise}  # fmt: skip
-
-    def _step_length(self, noise: Tensor) -> Tensor:
-        """The length of a step along a mean gradient with noise of this standard deviation, (1,)."""
-        longest = torch.full_like(noise, self.lr)
-        return longest if self.noisiest is None else longest.minimum(self.noisiest / noise.clamp_min(1e-30))
 
     def adds_up(self, mechanisms: Mapping[str, Mechanism]) -> Literal["sum", "mean"] | None:
         """Sums suffice if a client takes one step between two rounds; later steps depend on earlier ones and do not add."""

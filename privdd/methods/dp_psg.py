@@ -26,8 +26,7 @@ from privdd.distillation.gradient_matching import (
 )
 from privdd.federated.channel import ClientContext
 from privdd.methods.base import ServerNetwork
-from privdd.models import initial
-from privdd.models.build import build_skeleton
+from privdd.models import build_skeleton, initial
 from privdd.privacy.mechanism import Mechanism
 from privdd.training.server import ServerTraining, train_on_uploads
 

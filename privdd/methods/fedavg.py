@@ -16,8 +16,7 @@ from privdd.core.types import Artifact, Problem, Received, Records, Shard, State
 from privdd.federated.aggregation import average, client_weights
 from privdd.federated.channel import ClientContext
 from privdd.federated.method import AuditHooks, Method
-from privdd.models import ModelSpec, build, initial
-from privdd.models.build import build_skeleton
+from privdd.models import ModelSpec, build, build_skeleton, initial
 from privdd.privacy.mechanism import Mechanism
 from privdd.training.dp_sgd import count_private_steps, dp_local_sgd
 from privdd.training.sgd import (
@@ -106,11 +105,6 @@ class FedAvg(
         """The mean suffices if all clients weigh alike and no noise is added inside local training."""
         changed = any(getattr(type(self), name) is not getattr(FedAvg, name) for name in COMBINING_HOOKS)
         return None if changed or self.weighting != "uniform" or "dpsgd" in mechanisms else "mean"
-
-    @property
-    def _hides_counts(self) -> bool:
-        """Whether what is sent must not tell how many records there are, as under client-level privacy."""
-        return self.update_is_delta and self.weighting == "uniform"
 
     def start(self, turn: ClientRound) -> tuple[Tensors, Tensors]:
         """(parameters, buffers) that local training begins with."""
@@ -219,7 +213,8 @@ class FedAvg(
     def _train_client(self, turn: ClientRound) -> Trained:
         model = build_skeleton(self.model, turn.shard.shape, turn.shard.classes)
         params, buffers = self.start(turn)
-        if not len(turn.shard.train) and self._hides_counts:  # no change, clipped and noised like any other
+        hides_counts = self.update_is_delta and self.weighting == "uniform"  # as under client-level privacy
+        if not len(turn.shard.train) and hides_counts:  # no change, clipped and noised like any other
             return Trained(params, dict(params), dict(buffers), 1)
         state, steps = local_sgd(
             model,

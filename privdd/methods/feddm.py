@@ -58,7 +58,7 @@ from privdd.distillation.private_matching import (
 from privdd.distillation.public_features import PublicExtractor
 from privdd.federated.channel import ClientContext
 from privdd.methods.base import ServerNetwork
-from privdd.models.build import build_skeleton
+from privdd.models import build_skeleton
 from privdd.privacy.claims import Claim, ClaimedRun, feddm_3_1, feddm_3_2, feddm_membership, matching_claims
 from privdd.privacy.mechanism import Mechanism
 from privdd.training.server import ServerTraining, ball_projected_loss, train_on_uploads

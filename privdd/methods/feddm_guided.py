@@ -32,8 +32,7 @@ from privdd.federated.aggregation import sort_by_client
 from privdd.federated.channel import ClientContext
 from privdd.methods.dp_head import COUNTED as HEAD_COUNTED
 from privdd.methods.dp_head import DPHead
-from privdd.models import ModelSpec, initial
-from privdd.models.build import build_skeleton
+from privdd.models import ModelSpec, build_skeleton, initial
 from privdd.privacy.batch_invariance import compute_rows
 from privdd.privacy.mechanism import Mechanism
 from privdd.training.server import ServerTraining, train_on_soft_labels

@@ -13,7 +13,7 @@ from typing import ClassVar, Literal
 from torch import Tensor
 
 from attacks.types import Surface
-from privdd.core.types import Artifact, Problem, Shard, State, Values, Work
+from privdd.core.types import Problem, Shard, State, Values, Work
 from privdd.distillation.private_matching import check_no_batch_norm
 from privdd.distillation.virtual_images import Distiller, images_in_memory, replace_by_images
 from privdd.federated.channel import ClientContext
@@ -58,7 +58,8 @@ class FedFedVirtual(FedFed):
         own, images = replace_by_images(self.virtual, self.base.model, memory, shard, ctx)
         upload, after = super().local(broadcast, rest, own, ctx)
         if self.virtual.mixes_records and ctx.round == self.distill_rounds:
-            upload = {name: _mark_as_images(artifact) for name, artifact in upload.items()}
+            flags = {"row_per_record": False}  # the classes with images depend on the records: they are not public
+            upload = {n: replace(a, public="", flags={**a.flags, **flags}) for n, a in upload.items()}
         return upload, {**after, **images}
 
     def rows_are_records(self) -> bool:
@@ -77,8 +78,3 @@ class FedFedVirtual(FedFed):
 
     def claims(self, plan: ClaimedRun, shards: Sequence[Shard]) -> list[Claim]:
         return super().claims(plan, shards) if self.rows_are_records() else []
-
-
-def _mark_as_images(artifact: Artifact) -> Artifact:
-    """The artifact as one of images: its noise bounds no single record, and the classes with images depend on the records."""
-    return replace(artifact, public="", flags={**artifact.flags, "row_per_record": False})

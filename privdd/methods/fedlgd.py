@@ -32,8 +32,7 @@ from privdd.distillation.virtual_images import MatchingStage, VirtualImages, as_
 from privdd.federated.aggregation import average, sort_by_client
 from privdd.federated.channel import ClientContext
 from privdd.methods.base import ServerNetwork
-from privdd.models import build
-from privdd.models.build import build_skeleton
+from privdd.models import build, build_skeleton
 from privdd.privacy.claims import Claim, ClaimedRun, fedlgd_attacks, fedlgd_no_extra_leakage
 from privdd.privacy.mechanism import Mechanism
 from privdd.training.sgd import local_sgd

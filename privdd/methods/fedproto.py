@@ -17,8 +17,7 @@ from privdd.core.rng import Keys
 from privdd.core.types import Problem, Received, Records, State, Tensors, pack, unpack
 from privdd.federated.aggregation import sort_by_client
 from privdd.methods.fedavg import FedAvg
-from privdd.models import initial
-from privdd.models.build import build_skeleton
+from privdd.models import build_skeleton, initial
 from privdd.models.networks import Classifier
 from privdd.training.sgd import ClientRound, Loss, Replica, Trained, split_state
 

@@ -65,8 +65,7 @@ from privdd.distillation.private_matching import (
 )
 from privdd.federated.channel import ClientContext
 from privdd.federated.method import AuditHooks, Method
-from privdd.models import ModelSpec, build, initial, projected_shape
-from privdd.models.build import build_skeleton
+from privdd.models import ModelSpec, build, build_skeleton, initial, projected_shape
 from privdd.privacy.claims import (
     Claim,
     ClaimedRun,

@@ -14,7 +14,7 @@ from attacks.types import Surface
 from attacks.validation import check_non_negative, check_positive
 from privdd.core.types import State, Tensors, pack, unpack
 from privdd.methods.fedavg import FedAvg
-from privdd.models.build import build_skeleton
+from privdd.models import build_skeleton
 from privdd.models.networks import Classifier
 from privdd.training.sgd import ClientRound, Loss, Replica, Trained
 

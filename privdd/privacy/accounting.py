@@ -347,25 +347,21 @@ def composed_loss(total: Tally, relation: Relation, interval: float) -> pld.Priv
 
     Losses too large for the grid's arithmetic are rounded up to no protection at all: delta 1 at every epsilon.
     """
+    width = 2.0 if relation == "replace" else 1.0
     try:
         with _silence_warnings():
-            return _compose_loss(total, relation, interval)
+            loss = pld.identity(value_discretization_interval=interval)
+            if total.squared_mu:
+                loss = loss.compose(_gaussian_loss(1 / math.sqrt(total.squared_mu), 1.0, relation, interval))
+            for (q, z), n in total.poisson:
+                loss = loss.compose(_gaussian_loss(z, q, relation, interval).self_compose(n))
+            for b, n in total.laplace:
+                one = pld.from_laplace_mechanism(b, sensitivity=width, value_discretization_interval=interval)
+                loss = loss.compose(one.self_compose(n))
+            return loss
     except OverflowError:
         nothing = DifferentialPrivacyParameters(0.0, 1.0)
         return pld.from_privacy_parameters(nothing, value_discretization_interval=interval)
-
-
-def _compose_loss(total: Tally, relation: Relation, interval: float) -> pld.PrivacyLossDistribution:
-    width = 2.0 if relation == "replace" else 1.0
-    loss = pld.identity(value_discretization_interval=interval)
-    if total.squared_mu:
-        loss = loss.compose(_gaussian_loss(1 / math.sqrt(total.squared_mu), 1.0, relation, interval))
-    for (q, z), n in total.poisson:
-        loss = loss.compose(_gaussian_loss(z, q, relation, interval).self_compose(n))
-    for b, n in total.laplace:
-        one = pld.from_laplace_mechanism(b, sensitivity=width, value_discretization_interval=interval)
-        loss = loss.compose(one.self_compose(n))
-    return loss
 
 
 def privacy_loss_of(total: Tally, delta: float, relation: Relation) -> pld.PrivacyLossDistribution:

@@ -445,17 +445,13 @@ def _claim_with_preconditions(
         wrong.append("the embedding is trained on the same records without protection")
     if not run.poisson and run.sampling_rate < 1:
         wrong.append("batches are not Poisson samples")
-    ideal = accounted(_ideal_event(run), run.delta)
+    gaussian = dpa.GaussianDpEvent(float(run.noise_multiplier or math.nan))
+    sampled = dpa.PoissonSampledDpEvent(run.sampling_rate, gaussian)  # with records clipped, as the proof assumes
+    ideal = accounted(dpa.SelfComposedDpEvent(sampled, run.steps), run.delta)
     if ideal > value:
         wrong.append(f"even with records clipped and Poisson batches the accountant needs {ideal:.4g} > {value:.4g}")
     why = "per round; " + ("; ".join(wrong) or f"the accountant gives {ideal:.4g}")
     return Claim(source, value, not wrong, why, run.delta, choices, neighbours)
-
-
-def _ideal_event(run: MatchingRun) -> dpa.DpEvent:
-    """The mechanism that the proof assumes: DP-SGD with per-record clipping and Poisson batches."""
-    gaussian = dpa.GaussianDpEvent(float(run.noise_multiplier or math.nan))
-    return dpa.SelfComposedDpEvent(dpa.PoissonSampledDpEvent(run.sampling_rate, gaussian), run.steps)
 
 
 def matching_claims(

@@ -352,15 +352,10 @@ def swap_attributes(*swaps: tuple[Any, str, Any]) -> Iterator[None]:
     """
     with ExitStack() as stack:
         for place, name, made in swaps:
-            before = vars(place)[name] if name in vars(place) else getattr(place, name)
-            inherited = name not in vars(place)
+            inherited, before = name not in vars(place), vars(place).get(name, getattr(place, name))
             setattr(place, name, made)
-            stack.callback(_restore_attribute, place, name, before, inherited)
+            if inherited:
+                stack.callback(delattr, place, name)
+            else:
+                stack.callback(setattr, place, name, before)
         yield
-
-
-def _restore_attribute(place: Any, name: str, before: Any, inherited: bool) -> None:
-    if inherited:
-        delattr(place, name)
-    else:
-        setattr(place, name, before)

@@ -199,8 +199,7 @@ def _linear_gradients(inputs: Tensor, upstream: Tensor, bound: Mapping[str, Any]
 
 def _convolution_gradients(inputs: Tensor, upstream: Tensor, bound: Mapping[str, Any]) -> dict[str, Part]:
     """inputs (n, k, c, h, w) of k images a record, upstream likewise."""
-    rows = _match_patches(upstream, inputs, bound)
-    return {"weight": rows, "bias": upstream.sum((1, 3, 4))}
+    return {"weight": _match_patches(upstream, inputs, bound), "bias": upstream.sum((1, 3, 4))}
 
 
 def _transposed_convolution_gradients(inputs: Tensor, upstream: Tensor, bound: Mapping[str, Any]) -> dict[str, Part]:

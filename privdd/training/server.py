@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from privdd.core.rng import Keys
 from privdd.core.types import Received, Records, State, Tensors
 from privdd.federated.aggregation import sort_by_client
-from privdd.models import ModelSpec
-from privdd.models.build import build_skeleton
+from privdd.models import ModelSpec, build_skeleton
 from privdd.training.sgd import Loss, batch_cross_entropy, local_adam, local_sgd, predict_logits
 
 

@@ -21,8 +21,7 @@ from privdd.core.device import stream_to_device, to_device
 from privdd.core.loop_timing import timed_steps
 from privdd.core.types import Records, Shard, State, Tensors
 from privdd.federated.channel import ClientContext
-from privdd.models import ModelSpec
-from privdd.models.build import build_skeleton
+from privdd.models import ModelSpec, build_skeleton
 
 
 def draw_batches(
@@ -499,19 +498,14 @@ def vectorised_sgd(
     ended: dict[int, State] = {}
     velocity = torch.zeros_like(ensemble.flat) if momentum else None
     for s in range(max(counts)):
-        _compute_gradients(ensemble, pool, at[s].to(pool.y.device), weight[s].to(ensemble.flat))
+        now, share = at[s].to(pool.y.device), weight[s].to(ensemble.flat)
+        ensemble.grad.zero_()
+        logits = ensemble.module(pool.x[now].to(ensemble.flat).flatten(1, 2)).view(*now.shape, -1)
+        losses = F.cross_entropy(logits.flatten(0, 1), pool.y[now].flatten(), reduction="none")
+        (losses * share.flatten()).sum().backward()  # each model's gradient of its own mean cross-entropy
         with torch.no_grad():
             if correct is not None:
                 ensemble.correct_gradients(correct)
             ensemble.step(velocity, lr, momentum, weight_decay)
         ended |= {k: ensemble.copy_state(k) for k, count in enumerate(counts) if count == s + 1}
     return [(ended[k], count) for k, count in enumerate(counts)]
-
-
-def _compute_gradients(ensemble: ModelEnsemble, pool: Records, at: Tensor, weight: Tensor) -> None:
-    """Every model's gradient of its own mean cross-entropy, into ``ensemble.grad``."""
-    ensemble.grad.zero_()
-    x, y = pool.x[at].to(ensemble.flat), pool.y[at]
-    logits = ensemble.module(x.flatten(1, 2)).view(*at.shape, -1)
-    losses = F.cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="none")
-    (losses * weight.flatten()).sum().backward()
