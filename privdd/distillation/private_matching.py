@@ -75,12 +75,10 @@ def release_embeddings(
         rows = record_embeddings(embed, batch.x, chunk)
         centre = torch.zeros(rows.shape[1:]) if centres is None else centres[at].detach()
         centre = centre.to(rows).expand(len(class_list), rows.shape[1])
-        sums = [
-            ctx.mechanism(QUERY, {"embedding": rows[batch.y == label] - middle}, partition=f"label:{label}")[
-                "embedding"
-            ]
-            for label, middle in zip(class_list, centre)
-        ]
+        sums = []
+        for label, middle in zip(class_list, centre):
+            own = {"embedding": rows[batch.y == label] - middle}
+            sums.append(ctx.mechanism(QUERY, own, partition=f"label:{label}")["embedding"])
         moves = torch.stack(sums).to(centre)
         if counts is not None:
             moves *= estimation_weights(counts, ctx.mechanisms[QUERY], centre.shape[1], len(maps)).to(centre)  # type: ignore[arg-type]
@@ -363,8 +361,3 @@ def step_maps(
         return compose_maps(transform, networks(step))
 
     return map_at_step
-
-
-def projected_start(project: Callable[[Tensor], Tensor]) -> Embed:
-    """FedRD's start: noise images clamped to [0, 1] and projected."""
-    return lambda noise: project(noise.abs().clamp(max=1)).detach()

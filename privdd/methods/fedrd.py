@@ -60,7 +60,6 @@ from privdd.distillation.private_matching import (
     is_protected,
     match_embeddings,
     match_noised_gradients,
-    projected_start,
     restrict_as_printed,
 )
 from privdd.federated.channel import ClientContext
@@ -242,7 +241,8 @@ class FedRD(Method, AuditHooks):
         shape = projected_shape(self.projection, shard.shape)
         networks = self._matching_networks(shape, shard.classes, ctx, broadcast["model"]["head.weight"].device)
         project = self._build_projector(broadcast["projection"], shard.shape, shard.classes)
-        return MatchingSteps(networks, self.matching, project, projected_start(project))
+        start = lambda noise: project(noise.abs().clamp(max=1)).detach()  # noqa: E731
+        return MatchingSteps(networks, self.matching, project, start)
 
     def released(self, broadcast: Values, shard: Shard, ctx: ClientContext) -> Upload:
         """A client's releases under a guarantee, without the training of its own projection: one that is noised may be any."""
