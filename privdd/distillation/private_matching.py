@@ -71,7 +71,8 @@ def release_embeddings(
         raise ValueError(f"centres: one for each of {len(maps)} maps is needed, got {len(centres)}")
     targets = []
     for at, embed in enumerate(maps):
-        batch = records.take(ctx.sample(QUERY, len(records)).to(records.y.device))
+        taken = ctx.sample(QUERY, len(records))
+        batch = records if bool(taken.all()) else records.take(taken.to(records.y.device))
         rows = record_embeddings(embed, batch.x, chunk)
         centre = torch.zeros(rows.shape[1:]) if centres is None else centres[at].detach()
         centre = centre.to(rows).expand(len(class_list), rows.shape[1])
@@ -174,8 +175,7 @@ def release_gradients(
     """
     cells = images_by_class(records, class_list) if isinstance(records, Records) else records
     if ctx.mechanisms[GRADIENT_QUERY].per_record:
-        # a GPU is sent the positions of a sample, and not waited for
-        taken = (x[ctx.sample(GRADIENT_QUERY, len(x)).nonzero()[:, 0].to(x.device)] for x in cells)
+        taken = (_select_rows(x, ctx.sample(GRADIENT_QUERY, len(x))) for x in cells)
         rows = (record_image_gradients(own, embed, x, chunk=chunk) for own, x in zip(images, taken))
     else:
         drawn = [_draw_fixed_batch(x, batch, label, ctx) for x, label in zip(cells, class_list)]
@@ -186,6 +186,11 @@ def release_gradients(
         for label, gradients in zip(class_list, rows)
     ]
     return torch.stack(released).to(images)
+
+
+def _select_rows(x: Tensor, sample: Tensor) -> Tensor:
+    """The rows of x (n, ...) that a mask of the CPU (n,) marks: a GPU is sent their positions, and not waited for."""
+    return x if bool(sample.all()) else x[sample.nonzero()[:, 0].to(x.device)]
 
 
 def _draw_fixed_batch(x: Tensor, batch: int | None, label: int, ctx: ClientContext) -> Tensor:
