@@ -85,7 +85,6 @@ def test_every_public_name_is_documented(site: Path) -> None:
 UNLISTED = {
     "attacks.validation": "checks of an archive, of an attack's class and of settings",
     "attacks.tensors": "kernels, values and random numbers of loops on a GPU",
-    "attacks.images": "weights of attacks.images.lpips",
 }
 
 
