@@ -28,7 +28,9 @@ ROOT = Path(__file__).parents[2]
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(out)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"})
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    )
     assert done.returncode == 0, done.stderr
     assert "WARNING" not in done.stderr, done.stderr
     return out
@@ -84,7 +86,6 @@ def test_every_public_name_is_documented(site: Path) -> None:
 
 UNLISTED = {
     "attacks.validation": "checks of an archive, of an attack's class and of settings",
-    "attacks.tensors": "kernels, values and random numbers of loops on a GPU",
 }
 
 
@@ -97,7 +98,11 @@ def test_every_public_name_of_attacks_has_a_place(site: Path) -> None:
     count = 0
     for name in listed:
         module = importlib.import_module(name)
-        own = [k for k, v in vars(module).items() if not k.startswith("_") and getattr(v, "__module__", "") == name and v.__doc__]
+        own = [
+            k
+            for k, v in vars(module).items()
+            if not k.startswith("_") and getattr(v, "__module__", "") == name and v.__doc__
+        ]
         assert [f"{name}.{one}" for one in own if callable(vars(module)[one]) and f"{name}.{one}" not in built] == []
         count += len(own)
     assert count > 200
@@ -143,6 +148,8 @@ def test_named_tests_exist() -> None:
 
 def test_everything_by_hand_has_a_reason_and_a_cross_check() -> None:
     table = TEXT[TEXT.index("## Written by hand") : TEXT.index("## Left to a library")]
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines() if line.startswith("|")][2:]
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines() if line.startswith("|")
+    ][2:]
     assert len(rows) >= 15
     assert [row[0] for row in rows if len(row) != 4 or not all(row) or "tests/" not in row[3]] == []
