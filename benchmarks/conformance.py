@@ -20,8 +20,7 @@ import torch
 from attacks.certificates import bound_from_runs
 from privdd.api import check
 from privdd.blackbox.inputs import InputShapes, neighbouring_pairs
-from privdd.blackbox.mechanism import BlackBox, InputRefused
-from privdd.blackbox.transcripts import CallBudget, draw_transcripts
+from privdd.blackbox.mechanism import BlackBox, CallBudget, InputRefused, draw_transcripts
 from privdd.core.validation import BadConfig
 from tests.conformance.cases import CASES, Case
 

@@ -13,7 +13,7 @@ EXIT_REFUTED = 2
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The verdict on stdout, progress on stderr; errors are one line on stderr and status 1."""
-    from privdd.blackbox.arguments import CHECK
+    from privdd.blackbox.runner import CHECK
     from privdd.cli.compose import run_guarded
 
     given = sys.argv[1:] if argv is None else list(argv)
@@ -24,11 +24,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run_command(argv: Sequence[str]) -> int:
-    from privdd.blackbox.arguments import CHECK, check_request, named_target
-    from privdd.blackbox.limits import judge_check
-    from privdd.blackbox.mechanism import add_search_folder
-    from privdd.blackbox.page import write_check_page
-    from privdd.blackbox.runner import run_check, stage_count
+    from privdd.blackbox.runner import CHECK, check_request, named_target, run_check, stage_count
+    from privdd.blackbox.target import add_search_folder
+    from privdd.blackbox.verdict import judge_check, write_check_page
     from privdd.core.validation import BadConfig, values_below
     from privdd.integrations.components import adapt_component
     from privdd.reporting import policy as limits
@@ -58,8 +56,7 @@ def _run_command(argv: Sequence[str]) -> int:
 
 def _check_components(given: Mapping[str, Any]) -> int:
     """The table of known components, one after the other, written after each."""
-    from privdd.blackbox.arguments import CHECK, check_request
-    from privdd.blackbox.runner import run_check
+    from privdd.blackbox.runner import CHECK, check_request, run_check
     from privdd.core.validation import BadConfig
     from privdd.integrations import components as table
     from privdd.integrations.components import adapt_component
@@ -87,8 +84,7 @@ def _check_components(given: Mapping[str, Any]) -> int:
 def _check_plugin(what: str, name: str, args: Mapping[str, Any]) -> int:
     from privdd.auditing.method_contract import BrokenContract, check_method
     from privdd.blackbox.mechanism import run_in_child
-    from privdd.blackbox.plugin_target import make_plugin
-    from privdd.blackbox.target import load_target
+    from privdd.blackbox.target import load_target, make_plugin
 
     def check_in_child(say: Any) -> dict[str, Any]:
         made = make_plugin(what, load_target(name), args)

@@ -111,7 +111,7 @@ def _judge_runs(given: argparse.Namespace) -> int:
 
 def judge_folder(policy: Policy, folder: Path) -> list[LimitResult]:
     """The outcome of every limit on what a finished audit, or a check of a mechanism (``out=DIR``), found. Raises DamagedRun."""
-    from privdd.blackbox.limits import judge_check, read_check
+    from privdd.blackbox.verdict import judge_check, read_check
     from privdd.reporting.policy import judge_findings
     from privdd.reporting.schema import load_findings
 

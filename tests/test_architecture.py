@@ -140,8 +140,8 @@ def test_the_core_never_imports_its_optional_parts():
     core = [path for path in FILES if package(module_name(path)) not in EXTRAS | {"", "selftest_faults", "attacks"}]
     assert [wrong for path in core for wrong in imports_of_extras(module_name(path), tree(path))] == []
     for planted in (
-        "from privdd.external import runner", "def f():\n    import privdd.canary.sealed", "importlib.import_module('privdd.blackbox.page')",
-        "HERE = 'privdd.blackbox.page'\nimportlib.import_module(HERE)",
+        "from privdd.external import runner", "def f():\n    import privdd.canary.sealed", "importlib.import_module('privdd.blackbox.verdict')",
+        "HERE = 'privdd.blackbox.verdict'\nimportlib.import_module(HERE)",
     ):  # fmt: skip
         assert list(imports_of_extras("privdd.cli.main", ast.parse(planted))) != []
     assert list(imports_of_extras("privdd.cli.main", ast.parse("def _audit_external_target():\n    import privdd.external.runner"))) == []
@@ -261,7 +261,7 @@ EXCEPTIONS = {
     ("attacks.images", "pickle"): "a restricted unpickler that can build arrays only, for published weights",
     ("privdd.external.predictor", "torch.load"): "weights_only=True: torch's own restricted unpickler, which builds tensors only",
     ("privdd.methods.own_training", "torch.manual_seed"): "the user's own function may draw from it; it is put back afterwards",
-    ("privdd.blackbox.randomness", "random"): "generators that a stranger's code draws from are set, and put back",
+    ("privdd.blackbox.replays", "random"): "generators that a stranger's code draws from are set, and put back",
     ("privdd.blackbox.mechanism", "np.random.seed"): "a forked process inherits the generator that a stranger's code may draw from",
 }
 

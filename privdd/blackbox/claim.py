@@ -9,7 +9,7 @@ from typing import Literal, get_args
 from scipy.optimize import brentq
 
 from attacks.epsilon import gaussian_epsilon
-from privdd.core.validation import BadConfig, check_integer
+from privdd.core.validation import BadConfig, check_choice, check_integer, setting_error
 
 Kind = Literal["update", "aggregate", "records"]
 Neighbours = Literal["add_remove", "replace", "zero_out"]
@@ -50,29 +50,26 @@ class CheckedClaim:
     tolerance: float = 0.05
 
     def __post_init__(self) -> None:
-        _check_number("stated.epsilon", self.epsilon, 0 <= self.epsilon < math.inf, "a finite number from 0")
-        _check_number("stated.delta", self.delta, 0 <= self.delta < 1, "a number in [0, 1)")
-        _check_number("stated.tolerance", self.tolerance, 0 <= self.tolerance < 1, "a number in [0, 1)")
-        for name, most in (("calls", 100_000), ("batches", 10**7), ("epochs", 10**5)):
-            object.__setattr__(self, name, check_integer(name, getattr(self, name), 1, most=most))  # 12.0 is 12
-        for name, allowed in (("kind", Kind), ("relation", Neighbours), ("inputs", Inputs)):
+        for name, least, most in (("epsilon", 0.0, math.inf), ("delta", 0.0, 1.0), ("tolerance", 0.0, 1.0)):
             value = getattr(self, name)
-            if value not in get_args(allowed):
-                raise BadConfig(f"{name}={value}: allowed are {', '.join(get_args(allowed))}")
-        if self.noise not in (None, *get_args(Law)):
-            raise BadConfig(f"stated.noise={self.noise}: allowed are {', '.join(get_args(Law))}")
-        if self.sampling not in (None, *get_args(Sampling)):
-            raise BadConfig(f"stated.sampling={self.sampling}: allowed are {', '.join(get_args(Sampling))}")
+            if not least <= value < most:
+                raise setting_error(f"stated.{name}", value, f"a number in [0, {most:g}) is needed")
+        for name, limit in (("calls", 100_000), ("batches", 10**7), ("epochs", 10**5)):
+            object.__setattr__(self, name, check_integer(name, getattr(self, name), 1, most=limit))  # 12.0 is 12
+        for name, allowed in (("kind", Kind), ("relation", Neighbours), ("inputs", Inputs)):
+            check_choice(name, getattr(self, name), get_args(allowed))
+        for name, allowed in (("noise", Law), ("sampling", Sampling)):
+            if getattr(self, name) is not None:
+                check_choice(f"stated.{name}", getattr(self, name), get_args(allowed))
         if self.sampling is not None and self.noise_multiplier is None:
             raise BadConfig("stated.sampling= needs stated.noise_multiplier= (and stated.batches=, of an epoch)")
         if self.sampling is not None and self.relation not in ACCOUNTED[self.sampling]:
-            raise BadConfig(
-                f"stated.sampling={self.sampling} is accounted under relation=zero_out, not {self.relation}"
-            )
+            accounted = f"stated.sampling={self.sampling} is accounted under relation=zero_out"
+            raise BadConfig(f"{accounted}, not {self.relation}")
         for name in ("noise_std", "noise_multiplier"):
             value = getattr(self, name)
-            if value is not None:
-                _check_number(f"stated.{name}", value, 0 < value < math.inf, "a finite number above 0")
+            if value is not None and not 0 < value < math.inf:
+                raise setting_error(f"stated.{name}", value, "a finite number above 0 is needed")
 
     @property
     def refutation_limit(self) -> float:
@@ -100,8 +97,3 @@ def gaussian_mu(epsilon: float, delta: float) -> float:
     if gaussian_epsilon(low, at) >= epsilon:
         return low
     return float(brentq(lambda mu: gaussian_epsilon(mu, at) - epsilon, low, high, xtol=1e-9))
-
-
-def _check_number(name: str, value: float, good: bool, needed: str) -> None:
-    if not good:
-        raise BadConfig(f"{name}={value!r}: {needed} is needed")

@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from scipy import stats
@@ -14,11 +15,15 @@ from attacks.epsilon import best_threshold, from_scores
 from attacks.low_bits import lowest_set_bits
 from attacks.statistics import shared_confidence
 from privdd.blackbox.claim import TINY, CheckedClaim
-from privdd.blackbox.identification_games import scaled_data
-from privdd.blackbox.inputs import InputShapes, NeighbouringInputs, neighbouring_pairs, with_nonfinite_number
-from privdd.blackbox.mechanism import BlackBox, Data, InputRefused
+from privdd.blackbox.inputs import (
+    InputShapes,
+    NeighbouringInputs,
+    neighbouring_pairs,
+    scaled_data,
+    with_nonfinite_number,
+)
+from privdd.blackbox.mechanism import BlackBox, CallBudget, Data, InputRefused, draw_transcripts
 from privdd.blackbox.noise_laws import noise_law
-from privdd.blackbox.transcripts import CallBudget, draw_transcripts
 from privdd.blackbox.verdict import SingleTestResult
 from privdd.privacy.accounting import bound_batch_epsilon
 
@@ -84,9 +89,9 @@ def _check_scalars(mechanism: BlackBox, tried: InputShapes, clock: CallBudget) -
         ]
     except InputRefused:
         return []
-    if blocks[0].rows.shape != blocks[1].rows.shape or blocks[0].rows.shape[2] < 2:
-        return []
     first, second = (block.rows[:, 0] for block in blocks)
+    if first.shape != second.shape or first.shape[1] < 2:
+        return []
     noise = np.ptp(first, axis=0)
     if noise[0] == 0 and noise[1:].max() > 0 and first[0, 0] != second[0, 0]:
         says = "an array of no dimensions (a scalar) is released without noise: arrays must have at least one dimension"
@@ -101,11 +106,8 @@ ROUNDING = 0.98  # of the declared scale: what a printed number may be off by
 def check_declared_noise(
     mechanism: BlackBox, stated: CheckedClaim, tried: InputShapes, clock: CallBudget, confidence: Callable[[], float]
 ) -> list[SingleTestResult]:
-    """Rows for the law and the scale of each number's noise; none where nothing is declared.
-
-    confidence: -> that of the next test. The law is rejected at ``shift_law.NOT_REJECTED``, one share of the error
-    probability at confidence 0.99.
-    """
+    """Rows for the declared law and scale of each number's noise; none where nothing is declared. confidence: -> that of
+    the next test."""
     if stated.noise is None and stated.noise_std is None:
         return []
     try:
@@ -136,27 +138,20 @@ def check_declared_batches(stated: CheckedClaim) -> list[SingleTestResult]:
     """A row for batches that are no Poisson samples, as they are declared; none where nothing is. The mechanism is not called."""
     if stated.sampling is None or stated.noise_multiplier is None:
         return []
-    low, high = bound_batch_epsilon(
-        stated.noise_multiplier,
-        max(stated.delta, TINY),
-        batches=stated.batches,
-        epochs=stated.epochs,
-        sampling=stated.sampling,
-    )
+    formed: dict[str, Any] = {name: getattr(stated, name) for name in ("sampling", "batches", "epochs")}
+    low, high = bound_batch_epsilon(stated.noise_multiplier, max(stated.delta, TINY), **formed)
     says = f"of {stated.sampling.replace('_', ' ')} batches, {stated.batches} in each of {stated.epochs} epochs, epsilon is {low:.4g} to {high:.4g}"
     outcome = "refuted" if low > stated.refutation_limit else "not refuted"
     return [SingleTestResult("declared batches", outcome, says, low, "declared")]
 
 
 def _fourth_moment(law: str, residuals: np.ndarray) -> float:
-    """The fourth moment of noise of this law, at deviation 1; of another law twice that of all residuals (n, m), which have
-    seen little of a heavy tail."""
-    known = {"gaussian": 3.0, "laplace": 6.0}
-    if law in known:
-        return known[law]
+    """Of noise of this law, at deviation 1; of another law twice that of all residuals (n, m), which saw little of a heavy
+    tail."""
     std = residuals.std(0)
-    kept = std > 0
-    return 2 * float(np.mean((residuals[:, kept] / std[kept]) ** 4)) if kept.any() else known["gaussian"]
+    if law in ("gaussian", "laplace") or not std.any():
+        return 6.0 if law == "laplace" else 3.0
+    return 2 * float(np.mean((residuals[:, std > 0] / std[std > 0]) ** 4))
 
 
 LOW_BIT_CALLS = 4000
@@ -166,29 +161,19 @@ FEW = 0.1  # different values for each call: fewer are outcomes that come back
 LOW_BIT_SHARE = 0.05  # of the time or the calls left, spent where it only is a condition
 
 
-def _moved_number(rows: np.ndarray, axis: np.ndarray) -> np.ndarray:
-    """The number in which the record is largest, where numbers of the release are those of the record."""
-    return rows[:, [int(np.argmax(np.abs(axis)))]] if rows.shape[1] == len(axis) else rows
-
-
 def check_low_bits(
     mechanism: BlackBox, stated: CheckedClaim, tried: InputShapes, clock: CallBudget, confidence: float
 ) -> list[SingleTestResult]:
-    """One row: whether low bits alone tell a record from its absence.
-
-    x + noise in floating point keeps the grid of x where they nearly cancel (Mironov 2012; Jin et al. 2022), as all such noise
-    without a public lattice does. A statement is taken to be about real numbers, so that this is a condition of it, unless
-    it says ``stated.low_bits=true``; then a bound from the lowest bit of each number decides.
-    """
+    """One row: whether low bits alone tell a record from its absence. x + noise in floating point keeps the grid of x
+    where they nearly cancel (Mironov 2012; Jin et al. 2022). Unless a statement says ``stated.low_bits=true``, it is
+    taken to be about real numbers, and this is a condition of it."""
     small = replace(tried, structures=tried.structures[-1:], tables=tried.tables[:1])  # few numbers: the record is most
     every = neighbouring_pairs(mechanism.kind, stated.relation, small)
     chosen = [p for p in every if "one number" in p.says][:TRIED] or every[:1]
     count = LOW_BIT_CALLS if stated.low_bits else SHOWN
-    best, ends = (0.0, ""), (1 - LOW_BIT_SHARE) * clock.seconds_left()
-    last = mechanism.calls + LOW_BIT_SHARE * (clock.calls - mechanism.calls)
-    looked = 0
+    best, budget, looked = (0.0, ""), clock.split_share(mechanism, LOW_BIT_SHARE), 0
     for pair in chosen:
-        if looked and not stated.low_bits and (clock.seconds_left() < ends or mechanism.calls > last):
+        if looked and not stated.low_bits and budget.is_spent(mechanism):
             break
         looked += 1
         try:
@@ -199,17 +184,16 @@ def check_low_bits(
             continue
         if not stated.low_bits and all(len(np.unique(side.rows)) <= FEW * count for side in sides):
             continue  # a choice among a few values is no sum that was rounded
-        numbers = [_moved_number(block.rows[:, 0], pair.axis) for block in sides]
+        numbers = [block.rows[:, 0] for block in sides]
+        if numbers[0].shape[1] == len(pair.axis):  # that in which the record is largest
+            numbers = [rows[:, [int(np.argmax(np.abs(pair.axis)))]] for rows in numbers]
         scores = [np.asarray(lowest_set_bits(rows)).min(1) for rows in numbers]  # type: ignore[arg-type]
-        half = count // 2
-        parts = [
-            (np.concatenate([s[w] for s in scores]), np.repeat([True, False], [len(scores[0][w]), len(scores[1][w])]))
-            for w in (slice(0, half), slice(half, None))
-        ]
+        half, level = count // 2, shared_confidence(confidence, 2 * TRIED)
+        first, second = (np.concatenate([s[w] for s in scores]) for w in (slice(half), slice(half, None)))
+        inside = [np.arange(2 * n) < n for n in (half, count - half)]
         for sign in (1.0, -1.0):
-            at = best_threshold(sign * parts[0][0], parts[0][1], stated.delta)
-            bound = from_scores(sign * parts[1][0], parts[1][1], delta=stated.delta, thresholds=[at],
-                                confidence=shared_confidence(confidence, 2 * TRIED))  # fmt: skip
+            at = best_threshold(sign * first, inside[0], stated.delta)
+            bound = from_scores(sign * second, inside[1], delta=stated.delta, confidence=level, thresholds=[at])
             best = max(best, (bound.value, pair.says))
     says = "the lowest bits of the released numbers tell the record from its absence"
     if stated.low_bits:

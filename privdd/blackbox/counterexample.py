@@ -119,10 +119,8 @@ def learn_likelihood_ratio(present: np.ndarray, absent: np.ndarray, bins: int = 
 
     def sum_ratios(side: list[Output]) -> np.ndarray:
         rows = np.stack([numbers for numbers, _ in side])
-        return sum(
-            (one[np.searchsorted(ends, column)] for one, ends, column in zip(ratios, edges, rows.T)),
-            np.zeros(len(rows)),
-        )
+        found = [one[np.searchsorted(ends, column)] for one, ends, column in zip(ratios, edges, rows.T)]
+        return np.sum(found, axis=0)
 
     return sum_ratios
 
@@ -194,9 +192,8 @@ def shown_epsilon(target: Any, calls: int) -> float:
     hits, false_hits = (int((sign * statistic(side) >= threshold).sum()) for side in judge[::sign])
     shown = bound_epsilon(hits, false_hits, count, delta)
     whose = ("with", "without") if sign > 0 else ("without", "with")
-    print(
-        f"{2 * count} calls of each, told apart by {how}: {hits} of {count} {whose[0]} the record, {false_hits} of {count} {whose[1]}"
-    )
+    seen = f"{hits} of {count} {whose[0]} the record, {false_hits} of {count} {whose[1]}"
+    print(f"{2 * count} calls of each, told apart by {how}: {seen}")
     print(f"epsilon is at least {shown:.4g} ({CONFIDENCE:.0%} confidence, for any mechanism)")
     if CASE["law"] == "gaussian" and (shift := learn_statistics(present, absent).get("shift")):
         a, b = map(shift, judge)

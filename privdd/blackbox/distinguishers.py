@@ -6,14 +6,14 @@ import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
 from scipy.special import logsumexp
 
 from attacks.epsilon import best_threshold, from_scores
-from privdd.blackbox.transcripts import BoundLevel, PairSample, Transcripts, transcript_totals
+from privdd.blackbox.mechanism import BoundLevel, PairSample, Transcripts, transcript_totals
 
 MAX_WORDS, MAX_ATOMS = 200, 64  # marks of each kind, at most: those whose odds differ most
 MIN_VALUES = 4  # values of a number from which on it is no flag
@@ -29,13 +29,12 @@ class ReleaseMarks:
 
     @staticmethod
     def from_sides(present: Transcripts, absent: Transcripts, values: int | None = None) -> ReleaseMarks | None:
-        """Those that some transcripts have and others lack; None where all are alike. values: flags alone, numbers of at
-        most so many values."""
+        """Marks that some transcripts have and others lack; None for none. values: flags alone, numbers of at most so many
+        values."""
         sides = (present, absent)
-        seen = [_count_words(block) for block in sides]
-        words = _most_revealing_marks(
-            {word: (seen[0][word], seen[1][word]) for word in seen[0] | seen[1]}, sides, MAX_WORDS
-        )
+        seen = [Counter(word for code in block.codes for word in _signature_words(code)) for block in sides]
+        counts = {word: (seen[0][word], seen[1][word]) for word in seen[0] | seen[1]}
+        words = _most_revealing_marks(counts, sides, MAX_WORDS)
         same = present.rows.shape[1:] == absent.rows.shape[1:]
         atoms = _most_revealing_marks(_count_atoms(sides, values), sides, MAX_ATOMS) if same else []
         return ReleaseMarks(tuple(words), tuple(atoms)) if words or atoms else None
@@ -45,9 +44,8 @@ class ReleaseMarks:
         known = {code: np.isin(self.words, list(_signature_words(code))) for code in set(block.codes)}
         said = np.stack([known[code] for code in block.codes]).reshape(len(block), len(self.words))
         fits = all(at < block.rows.shape[2] for at, _ in self.atoms)
-        back = [
-            (block.rows[:, :, at] == value).any(1) if fits else np.zeros(len(block), bool) for at, value in self.atoms
-        ]
+        back = [(block.rows[:, :, at] == value).any(1) for at, value in (self.atoms if fits else ())]
+        back += [] if fits else [np.zeros(len(block), bool)] * len(self.atoms)
         return np.concatenate([said, np.stack(back, 1)], 1) if back else said
 
     def odds_of_each(self, present: Transcripts, absent: Transcripts) -> Callable[[Transcripts], np.ndarray]:
@@ -58,30 +56,28 @@ class ReleaseMarks:
 
     def odds_of_all(self, present: Transcripts, absent: Transcripts) -> Callable[[Transcripts], np.ndarray]:
         """The log odds of all marks together; of what was never seen, as of what both sides have alike."""
-        seen = [Counter(row.tobytes() for row in self.find_marks(block)) for block in (present, absent)]
-        shift = np.log(len(absent) / len(present))
-
-        def score_transcripts(block: Transcripts) -> np.ndarray:
-            rows = [row.tobytes() for row in self.find_marks(block)]
-            log = {
-                row: np.log((seen[0][row] + ADDED_COUNT) / (seen[1][row] + ADDED_COUNT)) + shift for row in set(rows)
-            }
-            return np.array([log[row] for row in rows])
-
-        return score_transcripts
+        return learn_odds(present, absent, lambda block: [row.tobytes() for row in self.find_marks(block)])
 
 
+def learn_odds(
+    present: Transcripts, absent: Transcripts, keys: Callable[[Transcripts], list[Any]]
+) -> Callable[[Transcripts], np.ndarray]:
+    """How much more often a key comes with the record, as log odds; keys: transcripts -> one for each of them."""
+    seen = [Counter(keys(block)) for block in (present, absent)]
+    shift = np.log(len(absent) / len(present))
+
+    def score_transcripts(block: Transcripts) -> np.ndarray:
+        found = keys(block)
+        log = {key: shift + np.log((seen[0][key] + ADDED_COUNT) / (seen[1][key] + ADDED_COUNT)) for key in set(found)}
+        return np.array([log[key] for key in found])
+
+    return score_transcripts
+
+
+@lru_cache(4096)
 def _signature_words(code: str) -> tuple[str, ...]:
     """The words of a signature, and all of it where its order may tell."""
     return tuple(dict.fromkeys([code, *re.findall(r"[^;,\[\]\s]+", code)]))
-
-
-def _count_words(block: Transcripts) -> Counter[str]:
-    """Word -> in how many transcripts."""
-    found: Counter[str] = Counter()
-    for code, count in Counter(block.codes).items():
-        found.update(dict.fromkeys(_signature_words(code), count))
-    return found
 
 
 def _count_atoms(sides: Sequence[Transcripts], values: int | None) -> dict[tuple[int, float], tuple[int, int]]:
@@ -100,9 +96,8 @@ def _count_atoms(sides: Sequence[Transcripts], values: int | None) -> dict[tuple
 
 def _most_revealing_marks(counts: dict[Any, tuple[int, int]], sides: Sequence[Transcripts], most: int) -> list[Any]:
     """The marks whose odds differ most, less a standard error; none that all transcripts have."""
-    some = [
-        (mark, np.array(n) + ADDED_COUNT) for mark, n in counts.items() if sum(n) > 1 and n != tuple(map(len, sides))
-    ]
+    sizes = tuple(map(len, sides))
+    some = [(mark, np.array(n) + ADDED_COUNT) for mark, n in counts.items() if sum(n) > 1 and n != sizes]
     shift = np.log(len(sides[1]) / len(sides[0]))
     gain = {mark: abs(np.log(n[0] / n[1]) + shift) - np.sqrt((1 / n).sum()) for mark, n in some}
     return sorted(gain, key=lambda mark: -gain[mark])[:most]
@@ -114,12 +109,12 @@ FLOOR = 1e-12  # relative: variances below are taken for rounding
 ROUNDING = 1e-9  # of the largest number: pieces that hold the same noise differ in less
 WHOLE, PARTS = "odds of the marks", "odds of each mark"
 WORDS, EACH_WORD = "odds of the words", "odds of each word"
+WORDLESS = "what is no number"
 OF_ANY_SIZE = {
-    "what is no number",
+    WORDLESS,
     WORDS,
     EACH_WORD,
-}  # statistics that releases of any size have: numbers of a size that is not
-# the usual one among the transcripts are not kept, and which size is the usual one may be chance
+}  # numbers of another size than the usual one, which may be chance, are not kept
 Statistic = Callable[[Transcripts], np.ndarray]
 
 
@@ -173,9 +168,7 @@ def shift_directions(present: Transcripts, absent: Transcripts, axis: np.ndarray
 def learn_statistics(present: Transcripts, absent: Transcripts, axis: np.ndarray | None) -> dict[str, Statistic]:
     """Name -> statistic, learned from two training blocks of the same pair."""
     usual = present.most_common_code
-    found: dict[str, Statistic] = {
-        "what is no number": lambda block: np.array([c == usual for c in block.codes], float)
-    }
+    found: dict[str, Statistic] = {WORDLESS: lambda block: np.array([code == usual for code in block.codes], float)}
     if (marks := ReleaseMarks.from_sides(present, absent)) is not None:
         words = replace(marks, atoms=())
         found |= {WORDS: words.odds_of_all(present, absent), EACH_WORD: words.odds_of_each(present, absent)}
@@ -184,12 +177,13 @@ def learn_statistics(present: Transcripts, absent: Transcripts, axis: np.ndarray
     if present.rows.shape[1:] != absent.rows.shape[1:] or not present.rows.shape[2]:
         return found
     for at, w in enumerate(shift_directions(present, absent, axis)):
-        found[f"shift {at}"] = partial(_project_totals, w=w)
+        found[f"shift {at}"] = lambda block, w=w: transcript_totals(block) @ w  # type: ignore[misc]
     metric = NoiseMetric.from_sides(absent.rows.reshape(-1, absent.rows.shape[2]))
-    found["energy"] = lambda block: np.square(_standardise_rows(block, metric)).sum((1, 2))
-    found["largest number"] = lambda block: _standardise_rows(block, metric).max((1, 2))
-    found["smallest number"] = lambda block: _standardise_rows(block, metric).min((1, 2))
-    found["weakest number"] = lambda block: np.abs(_standardise_rows(block, metric)).min((1, 2))
+    standardise = lambda block: (block.rows - metric.centre) / metric.std  # noqa: E731
+    found["energy"] = lambda block: np.square(standardise(block)).sum((1, 2))
+    found["largest number"] = lambda block: standardise(block).max((1, 2))
+    found["smallest number"] = lambda block: standardise(block).min((1, 2))
+    found["weakest number"] = lambda block: np.abs(standardise(block)).min((1, 2))
     found |= _single_call_statistics(present, absent, axis) | _product_statistics(present, absent)
     return found | _value_statistics(present, absent) | _weighted_call_statistics(present, absent, axis)
 
@@ -207,12 +201,8 @@ def _value_statistics(present: Transcripts, absent: Transcripts) -> dict[str, St
             [np.isin(block.rows[:, :, j], u).mean(1) for j, u in again], axis=0
         )
     }
-    seen = [Counter(discrete_outcomes(block)) for block in (present, absent)]
-    if len(seen[0]) + len(seen[1]) <= (len(present) + len(absent)) / 4:
-        shift = np.log(len(absent) / len(present))
-        found["odds of the outcome"] = lambda block: (
-            shift + np.array([np.log((seen[0][x] + 0.5) / (seen[1][x] + 0.5)) for x in discrete_outcomes(block)])
-        )
+    if comes_back(present, absent):
+        found["odds of the outcome"] = learn_odds(present, absent, discrete_outcomes)
     return found
 
 
@@ -229,11 +219,14 @@ def _product_statistics(present: Transcripts, absent: Transcripts) -> dict[str, 
 
     a, b = numbers_and_products(present), numbers_and_products(absent)
     way = NoiseMetric.from_sides(a, b).whiten_vector(a.mean(0) - b.mean(0))
-    return (
-        {"numbers and their products": lambda block: numbers_and_products(block) @ way}
-        if np.isfinite(way).all()
-        else {}
-    )
+    if not np.isfinite(way).all():
+        return {}
+    return {"numbers and their products": lambda block: numbers_and_products(block) @ way}
+
+
+def comes_back(present: Transcripts, absent: Transcripts) -> bool:
+    """Whether whole outcomes do, as they do where no noise is continuous."""
+    return sum(len(set(discrete_outcomes(block))) for block in (present, absent)) <= (len(present) + len(absent)) / 4
 
 
 def discrete_outcomes(block: Transcripts) -> list[tuple[str, bytes]]:
@@ -251,16 +244,9 @@ def _weighted_call_statistics(
         a, b = present.rows @ w, absent.rows @ w
         over = NoiseMetric.from_sides(a, b).whiten_vector(a.mean(0) - b.mean(0))
         if np.isfinite(over).all() and over.any():
-            found[f"shift {at}, calls weighed"] = partial(_project_over_calls, w=w, over=over / np.linalg.norm(over))
+            over /= np.linalg.norm(over)
+            found[f"shift {at}, calls weighed"] = lambda block, w=w, over=over: (block.rows @ w) @ over  # type: ignore[misc]
     return found
-
-
-def _project_over_calls(block: Transcripts, w: np.ndarray, over: np.ndarray) -> np.ndarray:
-    return (block.rows @ w) @ over
-
-
-def _standardise_rows(block: Transcripts, metric: NoiseMetric) -> np.ndarray:
-    return (block.rows - metric.centre) / metric.std
 
 
 def _single_call_statistics(present: Transcripts, absent: Transcripts, axis: np.ndarray | None) -> dict[str, Statistic]:
@@ -290,10 +276,6 @@ def _single_call_statistics(present: Transcripts, absent: Transcripts, axis: np.
     for step in (1.0, 2.0, 4.0):
         found[f"one call shifted by {step:g}"] = partial(one_call_shifted, step=step)
     return found
-
-
-def _project_totals(block: Transcripts, w: np.ndarray) -> np.ndarray:
-    return transcript_totals(block) @ w
 
 
 LEVEL = 0.9  # of the bounds that statistics are compared by, on the transcripts that they were learned on

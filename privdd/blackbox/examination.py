@@ -6,35 +6,39 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import ClassVar
 
 import numpy as np
 
-from privdd.blackbox.conditions import (
-    check_declared_batches,
-    check_declared_noise,
-    check_failures,
-    check_low_bits,
-    check_nonfinite_inputs,
-)
+from privdd.blackbox import conditions
 from privdd.blackbox.distinguishers import bound_by_distinguishing
-from privdd.blackbox.exact import exact_shift_bound
-from privdd.blackbox.identification_games import scaled_data
-from privdd.blackbox.input_search import pairs_at_revealing_sizes
-from privdd.blackbox.inputs import NeighbouringInputs, enlarge_neighbours, neighbouring_pairs
-from privdd.blackbox.mechanism import Data, InputRefused
-from privdd.blackbox.noise_laws import ShiftBound, bound_shift, is_quiet, sampled_epsilon, tail_epsilon
-from privdd.blackbox.replays import ReplayStage
-from privdd.blackbox.screening import (
+from privdd.blackbox.inputs import (
+    NeighbouringInputs,
     RankedPair,
+    enlarge_neighbours,
+    is_quiet,
+    neighbouring_pairs,
     outcome_odds,
+    pairs_at_revealing_sizes,
     pairs_of_record_alone,
     rank_by_odds,
+    scaled_data,
     screen_pairs,
     size_of_data,
 )
+from privdd.blackbox.mechanism import (
+    Data,
+    InputRefused,
+    OutOfShares,
+    OutOfTime,
+    PairSample,
+    Sides,
+    draw_transcripts,
+    join_transcripts,
+)
+from privdd.blackbox.noise_laws import ShiftBound, bound_shift, exact_shift_bound, sampled_epsilon, tail_epsilon
+from privdd.blackbox.replays import ReplayStage
 from privdd.blackbox.stages import FEWEST, IdentificationStages, LawConfirmation, NoiseTailStage, UnevenNoiseStage
-from privdd.blackbox.transcripts import OutOfShares, OutOfTime, PairSample, Sides, draw_transcripts, join_transcripts
 from privdd.blackbox.verdict import CURSORY, MADE, SPENT, ExactEpsilon, ExaminationResult
 
 FINITE = 1e300
@@ -47,6 +51,7 @@ SLOW = 0.7  # the share for the best pair of a mechanism whose calls are too few
 LEARN = 20_000  # transcripts a side, at most; rare events show in many only
 KEEP = 12
 NAMED = 3  # pairs with rare names that are looked at beside the first
+SAME_SEEDS = "two instances, made alike, add the same noise: whoever knows the code subtracts it"
 STAGES = ("first calls", "replays", "search", "directions", "numbers without noise", "conditions", "closer looks")
 
 
@@ -54,6 +59,7 @@ STAGES = ("first calls", "replays", "search", "directions", "numbers without noi
 class Examination(ReplayStage, IdentificationStages, UnevenNoiseStage, NoiseTailStage, LawConfirmation):
     """One mechanism against one statement."""
 
+    names: ClassVar[tuple[str, ...]] = STAGES
     ranked: list[RankedPair] = field(default_factory=list)
     refused: list[NeighbouringInputs] = field(default_factory=list)  # of finite numbers
     _best: float = 0.0
@@ -65,7 +71,7 @@ class Examination(ReplayStage, IdentificationStages, UnevenNoiseStage, NoiseTail
     def run(self) -> ExaminationResult:
         """Every stage, or as many as the budget pays for."""
         try:
-            for name, stage in zip(self.stage_names(), self._stages()):
+            for name, stage in zip(self.names, self._stages()):
                 if any(look.strength == "certain" and look.outcome == "refuted" for look in self.result.looks):
                     break  # no number makes it worse
                 self.step(name)
@@ -76,14 +82,16 @@ class Examination(ReplayStage, IdentificationStages, UnevenNoiseStage, NoiseTail
             self.result.notes.append(f"{SPENT} in the stage {name!r}; what follows it was not looked at")
         return self.result
 
-    def stage_names(self) -> tuple[str, ...]:
-        return STAGES
-
     def _stages(self) -> tuple[Callable[[], None], ...]:
         return (
-            self._examine_first_calls, self.replay_neighbours, self._search_neighbours, self.examine_directions, self.examine_noiseless_numbers,
-            self._examine_conditions, self._refine_best_pairs,
-        )  # fmt: skip
+            self._examine_first_calls,
+            self.replay_neighbours,
+            self._search_neighbours,
+            self.examine_directions,
+            self.examine_noiseless_numbers,
+            self._examine_conditions,
+            self._refine_best_pairs,
+        )
 
     def _examine_first_calls(self) -> None:
         data = scaled_data(self.mechanism.kind, self.tried, 1.0)
@@ -93,13 +101,10 @@ class Examination(ReplayStage, IdentificationStages, UnevenNoiseStage, NoiseTail
             half = len(one.numbers) // 2
             changes = not np.array_equal(one.numbers[:half], one.numbers[half:])
             if changes and np.array_equal(one.numbers, two.numbers):
-                self._add_certain(
-                    "seeds", "two instances, made alike, add the same noise: whoever knows the code subtracts it"
-                )
-        self.result.looks += check_declared_batches(self.stated)
-        self.result.looks += check_declared_noise(
-            self.mechanism, self.stated, self.tried, self.clock, self.shares.next_confidence
-        )
+                self._add_certain("seeds", SAME_SEEDS)
+        self.result.looks += conditions.check_declared_batches(self.stated)
+        given = self.mechanism, self.stated, self.tried, self.clock
+        self.result.looks += conditions.check_declared_noise(*given, self.shares.next_confidence)
 
     def first_numbers(self) -> list[float]:
         """Of three transcripts alike, at most 20 numbers each: another process that gives them has the same noise."""
@@ -112,9 +117,8 @@ class Examination(ReplayStage, IdentificationStages, UnevenNoiseStage, NoiseTail
             tried += pairs_at_revealing_sizes(self.mechanism, self.stated.relation, self.tried, self.clock)
         self.ranked, refusals = screen_pairs(self.mechanism, tried, self.stated_calls, self.clock, 0.3, keep=KEEP)
         if refusals:
-            self.result.notes.append(
-                f"{len(refusals)} of {len(tried)} pairs were refused, the first with: {refusals[0][1]}"
-            )
+            refused = f"{len(refusals)} of {len(tried)} pairs were refused"
+            self.result.notes.append(f"{refused}, the first with: {refusals[0][1]}")
         self.refused = [pair for pair, _ in refusals if is_quiet(pair.present, FINITE)]
         top = self.ranked[0].score
         self.ranked = [RankedPair(pair, top) for pair in self.shifted] + self.ranked
@@ -127,9 +131,8 @@ class Examination(ReplayStage, IdentificationStages, UnevenNoiseStage, NoiseTail
 
     def _search_worst_directions(self) -> None:
         """Neighbours along the directions in which the decoders saw most."""
-        tried = [
-            pair for one in self.worst for pair in neighbouring_pairs(self.mechanism.kind, self.stated.relation, one)
-        ]
+        kind, relation = self.mechanism.kind, self.stated.relation
+        tried = [pair for one in self.worst for pair in neighbouring_pairs(kind, relation, one)]
         if tried:
             found, _ = screen_pairs(self.mechanism, tried, self.stated_calls, self.clock, 0.1, keep=2)
             for one in found[:1]:
@@ -138,9 +141,8 @@ class Examination(ReplayStage, IdentificationStages, UnevenNoiseStage, NoiseTail
 
     def _search_larger_data(self) -> None:
         """Where outcomes come back: the pairs with the best odds, among more of the same others."""
-        tried = [
-            pair for one in rank_by_odds(self.ranked)[:2] for pair in enlarge_neighbours(one.pair, self.mechanism.kind)
-        ]
+        best = rank_by_odds(self.ranked)[:2]
+        tried = [pair for one in best for pair in enlarge_neighbours(one.pair, self.mechanism.kind)]
         if not tried or self.numbers_given:
             return
         count = self._affordable_count(self.stated_calls(tried[-1].present), USUAL / len(tried) / 2, DEPTHS[0])
@@ -152,18 +154,16 @@ class Examination(ReplayStage, IdentificationStages, UnevenNoiseStage, NoiseTail
 
     def _refine_best_pairs(self) -> None:
         """Until something is refuted: more transcripts of the best pairs; then one call between public ones."""
-        if not self.result.is_refuted:
-            self.examine_uneven_noise()
-        if not self.result.is_refuted:
-            self.examine_noise_tails()
-        if not self.result.is_refuted:
-            self._search_worst_directions()
-        if not self.result.is_refuted:
-            self._refine_slow_mechanism()
-        if not self.result.is_refuted:
-            self._search_larger_data()
+        for look in (
+            self.examine_uneven_noise, self.examine_noise_tails, self._search_worst_directions, self._refine_slow_mechanism,
+            self._search_larger_data,
+        ):  # fmt: skip
+            if not self.result.is_refuted:
+                look()
         for depth in DEPTHS[1:]:
-            for one in self._pairs_worth_refining() if depth < DEPTHS[-1] else _best_by_size(self.ranked):
+            # the best pair and the next; where outcomes come back, two sizes of data with the best odds
+            few = _rank_by_odds(self.ranked, 2) or self.ranked[:2]
+            for one in few if depth < DEPTHS[-1] else _best_by_size(self.ranked):
                 if self.result.is_refuted and (depth > DEPTHS[1] or one is not self.ranked[0]):
                     return  # one closer look is made all the same: how far above is it?
                 self._bound_pair(one.pair, depth, self.stated_calls, "neighbours")
@@ -171,10 +171,6 @@ class Examination(ReplayStage, IdentificationStages, UnevenNoiseStage, NoiseTail
                 self._examine_embedded_call()
         if not self.result.is_refuted:  # what is rare shows in many transcripts only
             self._bound_pair(self._nearest, ALL_LEFT, self.stated_calls, "neighbours, all that is left")
-
-    def _pairs_worth_refining(self) -> list[RankedPair]:
-        """The best pair and the next; where outcomes come back, two sizes of data with the best odds (``_rank_by_odds``)."""
-        return _rank_by_odds(self.ranked, 2) or self.ranked[:2]
 
     def _refine_slow_mechanism(self) -> None:
         """Few calls, shared by many looks, refute nothing: after a short look at the others, one pair gets the larger part."""
@@ -200,13 +196,11 @@ class Examination(ReplayStage, IdentificationStages, UnevenNoiseStage, NoiseTail
                     self._bound_pair(one.pair, 2 * DEPTHS[0], around, f"neighbours, {name}")
 
     def _examine_conditions(self) -> None:
-        self.result.looks += check_nonfinite_inputs(self.mechanism, self.stated, self.tried, self.clock)
-        self.result.looks += check_failures(self.mechanism, self.refused, self.clock)
-        if self.result.is_refuted and not self.stated.low_bits:
-            return
-        self.result.looks += check_low_bits(
-            self.mechanism, self.stated, self.tried, self.clock, self.shares.next_confidence()
-        )
+        given = self.mechanism, self.stated, self.tried, self.clock
+        self.result.looks += conditions.check_nonfinite_inputs(*given)
+        self.result.looks += conditions.check_failures(self.mechanism, self.refused, self.clock)
+        if self.stated.low_bits or not self.result.is_refuted:
+            self.result.looks += conditions.check_low_bits(*given, self.shares.next_confidence())
 
     def _draw_sides(
         self, pair: NeighbouringInputs, depth: int, around: Callable[[Data], list[Data]], share: float
@@ -219,13 +213,9 @@ class Examination(ReplayStage, IdentificationStages, UnevenNoiseStage, NoiseTail
         before = self._before[id(pair)][1] if same and id(pair) in self._before else None
         known = len(before[0]) if before else 0
         learn = min(max(0, count // 3 - known) if known else count // 2, LEARN)
-        new = [
-            [draw_transcripts(self.mechanism, around(side), n, self.clock) for side in (pair.present, pair.absent)]
-            for n in (learn, count - learn)
-            if n
-        ]
-        fresh = (new[-1][0], new[-1][1])
-        trained = _merge_sides(before, (new[0][0], new[0][1])) if learn else before
+        new = [self._draw_pair(pair, n, around) for n in (learn, count - learn) if n]
+        fresh = new[-1]
+        trained = _merge_sides(before, new[0]) if learn else before
         if trained is None:
             return None
         if same:
@@ -249,7 +239,6 @@ class Examination(ReplayStage, IdentificationStages, UnevenNoiseStage, NoiseTail
         if sides is None:
             self._note_skipped(name, CURSORY if id(pair) in self._before else "everywhere")
             return
-        self.calls_by_words[pair.says] = around(pair.present), around(pair.absent)
         sample = PairSample(*sides, pair.axis, self.shift_of(pair) if around == self.stated_calls else None)
         if depth < ALL_LEFT and len(sample.fresh[0]) < depth / 4:
             self._note_skipped(name, CURSORY)
@@ -280,9 +269,8 @@ class Examination(ReplayStage, IdentificationStages, UnevenNoiseStage, NoiseTail
         says = f"the record shifts the release by {moved.mu:.3g} times its {moved.law} noise"
         if moved.exact:
             says += f", exactly: epsilon is {moved.about:.4g} by this law and this shift"
-        self._add_result(
-            f"{name}, noise law", moved.epsilon, "noise_law", says, pair.says, exact=moved.exact, mu=moved.mu
-        )
+        name = f"{name}, noise law"
+        self._add_result(name, moved.epsilon, "noise_law", says, pair.says, exact=moved.exact, mu=moved.mu)
 
     def find_counterexample(self) -> tuple[str, list[Data], list[Data]] | None:
         """(words, calls with the record, calls without it) of the neighbours on which most was shown; None where none were judged."""
@@ -309,23 +297,18 @@ class Examination(ReplayStage, IdentificationStages, UnevenNoiseStage, NoiseTail
             self.result.about = moved.about
             self.result.law, self.result.worst = moved.law, pair.says
         shift, best = self.shift_of(pair), self.result.exact
-        if (
-            moved.exact
-            and shift is not None
-            and not self.unknown
-            and (best is None or moved.transcripts > best.transcripts)
-        ):
+        more = best is None or moved.transcripts > best.transcripts
+        if moved.exact and shift is not None and not self.unknown and more:
             norms = float(np.abs(shift).sum()), float(np.linalg.norm(shift))
-            self.result.exact = ExactEpsilon(
-                moved.law, moved.about, moved.epsilon, *norms, moved.transcripts, self.compared, pair.says
-            )
+            seen = moved.transcripts, self.compared, pair.says
+            self.result.exact = ExactEpsilon(moved.law, moved.about, moved.epsilon, *norms, *seen)
 
 
 def _merge_sides(before: Sides | None, new: Sides) -> Sides:
     """At most LEARN of each side, the later ones; the new ones alone where they are of another size."""
-    made = [join_transcripts(one, other) for one, other in zip(before, new)] if before else [None, None]
-    one, other = new if made[0] is None or made[1] is None else (made[0], made[1])
-    return one[-LEARN:], other[-LEARN:]
+    if before and all(one.rows.shape[1:] == other.rows.shape[1:] for one, other in zip(before, new)):
+        new = join_transcripts(before[0], new[0]), join_transcripts(before[1], new[1])
+    return new[0][-LEARN:], new[1][-LEARN:]
 
 
 def _rank_by_odds(ranked: list[RankedPair], count: int) -> list[RankedPair]:
@@ -336,15 +319,10 @@ def _rank_by_odds(ranked: list[RankedPair], count: int) -> list[RankedPair]:
 
 
 def _best_by_size(ranked: list[RankedPair]) -> list[RankedPair]:
-    """The best pair of each size of data, and the best of a record alone: what happens rarely, or at the end of a range,
-    shows in none of the averages that pairs are ranked by.
-
-    Where outcomes come back, those with the best odds.
-    """
+    """The pairs with the best odds, or the best of each size of data and of a record alone: what is rare shows in no
+    average."""
     if found := _rank_by_odds(ranked, 3):
         return found
-    best: dict[tuple[Any, ...], RankedPair] = {}
-    for one in ranked:
-        best.setdefault(size_of_data(one.pair.present), one)
-    few = list(best.values())[:3]
+    best = {size_of_data(one.pair.present): one for one in reversed(ranked)}
+    few = sorted(best.values(), key=ranked.index)[:3]
     return few + [one for one in pairs_of_record_alone(ranked)[:1] if one not in few]

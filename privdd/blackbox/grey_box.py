@@ -10,12 +10,11 @@ import linecache
 import math
 import sys
 import sysconfig
+import trace
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
-from types import FrameType
-from typing import Any
 
 import numpy as np
 from scipy import stats
@@ -23,13 +22,11 @@ from scipy import stats
 from attacks.epsilon import clopper_pearson
 from privdd.blackbox.claim import TINY
 from privdd.blackbox.conditions import check_nonfinite_inputs
-from privdd.blackbox.exact import exact_shift_bound, fit_scale, follows_law
 from privdd.blackbox.examination import Examination
 from privdd.blackbox.inputs import NeighbouringInputs
-from privdd.blackbox.mechanism import Data, InputRefused
-from privdd.blackbox.randomness import FrozenSources
-from privdd.blackbox.replays import FEW, PairedReplays
-from privdd.blackbox.transcripts import PairSample, Transcripts
+from privdd.blackbox.mechanism import Data, InputRefused, PairSample, Transcripts
+from privdd.blackbox.noise_laws import exact_shift_bound, fit_scale, follows_law
+from privdd.blackbox.replays import FEW, FrozenSources, PairedReplays
 from privdd.blackbox.verdict import SingleTestResult
 
 RECORD_STAGES = ("first calls", "replays", "grey box", "conditions")
@@ -39,6 +36,7 @@ TRACED = 60  # pairs whose lines are compared
 FIRST = 1000  # the seed of the first replay that counts
 SHOWN = 4  # numbers or lines
 SAME = 1e-6  # relative: two noises of one size
+SHIFT = "shift before noise"
 SHAPE, NOISELESS, SCALE, SHARED = "names and shapes", "numbers without noise", "size of the noise", "shared noise"
 WIDEST = 64  # numbers of which each two are compared for noise that they share
 
@@ -47,13 +45,11 @@ WIDEST = 64  # numbers of which each two are compared for noise that they share
 class GreyBox(Examination):
     """One mechanism against one statement, by replays alone."""
 
+    names = RECORD_STAGES
     _kept: dict[str, PairedReplays] = field(default_factory=dict)  # of each kind of dependence the largest
 
     def _stages(self) -> tuple[Callable[[], None], ...]:
-        return self._examine_first_calls, self.replay_neighbours, self._examine_dependence, self._examine_finiteness
-
-    def stage_names(self) -> tuple[str, ...]:
-        return RECORD_STAGES
+        return self._examine_first_calls, self.replay_neighbours, self._examine_dependence, self._examine_conditions
 
     def _note_replay(self, one: PairedReplays) -> None:
         """Keep it where it shows more of some kind than those before."""
@@ -64,19 +60,13 @@ class GreyBox(Examination):
 
     def _examine_dependence(self) -> None:
         with FrozenSources() as sources:
-            judges: list[tuple[str, Callable[[], None]]] = [
-                ("shift before noise", partial(self._judge_shift, pair, sources)) for pair in self.shifted
-            ]
-            for kind, judge in (
-                (SHAPE, self._judge_shape),
-                (NOISELESS, self._judge_numbers),
-                (SCALE, self._judge_scale),
-                (SHARED, self._judge_sharing),
-            ):
-                judges += [(kind, partial(judge, self._kept[kind], sources))] if kind in self._kept else []
-            for name, judge_all in judges:
+            judges = {SHAPE: self._judge_shape, NOISELESS: self._judge_numbers, SCALE: self._judge_scale}
+            looks = [(SHIFT, partial(self._judge_shift, pair, sources)) for pair in self.shifted]
+            for kind, judge in {**judges, SHARED: self._judge_sharing}.items():
+                looks += [(kind, partial(judge, self._kept[kind], sources))] if kind in self._kept else []
+            for name, look in looks:
                 try:
-                    judge_all()
+                    look()
                 except InputRefused as no:  # now and then, as it was taken before
                     self.result.notes.append(f"{name}: refused with: {no}")
             self._compare_lines(sources)
@@ -96,7 +86,7 @@ class GreyBox(Examination):
         first = [int(at) for at in np.argsort(-np.abs(flat), kind="stable")[:SHOWN] if flat[at] != 0]
         says = ", ".join(f"{flat[at]:.4g} to number {at}" for at in sorted(first))
         says = f"before noise the record adds {says}{' and more' if np.count_nonzero(flat) > len(first) else ''} (L1 {l1:.4g}, L2 {l2:.4g}); largest of {self.compared} pairs"
-        self._add_dependence("shift before noise", says, pair.says)
+        self._add_dependence(SHIFT, says, pair.says)
         half = len(many.present) // 2
         level = self._next_level()
         sides = [rows.reshape(len(rows), *shift.shape) for rows in (many.present[:half], many.absent[half:])]
@@ -105,15 +95,11 @@ class GreyBox(Examination):
         found = exact_shift_bound(sample, level) if noiseless_combination(many) == 0 else None
         if found is not None:
             self._keep_shift(found, pair)
-            says = (
-                f"its noise is {found.law}: epsilon is {found.about:.4g} by this law and the shift, "
-                f"{found.mu:.4g} times its deviation"
-            )
+            says = f"its noise is {found.law}: epsilon is {found.about:.4g} by this law and the shift, {found.mu:.4g} times its deviation"
             self._add_result("exact epsilon", found.epsilon, "noise_law", says, pair.says, exact=True, mu=found.mu)
         else:
-            self.result.notes.append(
-                f"the noise has no law that is known among {half} releases of each side: no epsilon follows"
-            )
+            among = f"among {half} releases of each side"
+            self.result.notes.append(f"the noise has no law that is known {among}: no epsilon follows")
         self._judge_declaration(l1, l2, pair)
 
     def _judge_declaration(self, l1: float, l2: float, pair: NeighbouringInputs) -> None:
@@ -139,22 +125,20 @@ class GreyBox(Examination):
         known = set(many.codes[1][:fresh])
         hits = [sum(code not in known for code in side[fresh:]) for side in many.codes]
         n = count - fresh
-        bound = clopper_pearson(
-            hits[0], n - hits[0], hits[1], n - hits[1], delta=level.delta, confidence=level.confidence
-        )
-        self._add_dependence("names and shapes", says, one.pair.says)
+        table = hits[0], n - hits[0], hits[1], n - hits[1]
+        bound = clopper_pearson(*table, delta=level.delta, confidence=level.confidence)
+        self._add_dependence(SHAPE, says, one.pair.says)
         if bound > self.stated.refutation_limit:
-            self._add_result("names and shapes", bound, "finite_sample", says, one.pair.says)
+            self._add_result(SHAPE, bound, "finite_sample", says, one.pair.says)
 
     def _judge_numbers(self, one: PairedReplays, sources: FrozenSources) -> None:
         many = self._many(one.pair, sources, REPLAYS // 4)
         places = np.flatnonzero(noiseless_numbers(many))
         if not len(places):
             return
-        randomness = (
-            "sources of randomness are drawn from, and" if many.is_random else "no source of randomness is drawn from:"
-        )
-        says = f"{randomness} number {places[0]} of the release never changes, but by the record"
+        draws = "sources of randomness are drawn from, and"
+        draws = draws if many.is_random else "no source of randomness is drawn from:"
+        says = f"{draws} number {places[0]} of the release never changes, but by the record"
         self._add_counted(NOISELESS, len(many.codes[0]), says, one.pair)
 
     def _add_counted(self, name: str, count: int, says: str, pair: NeighbouringInputs) -> None:
@@ -184,20 +168,11 @@ class GreyBox(Examination):
             return
         scale, error = fit_scale(law, noise)
         shift = abs(float(np.median(many.present[:, at]) - np.median(many.absent[:, at]))) / float(scale[0])
-        share = max(
-            0.0,
-            1
-            - float(stats.norm.isf(self._next_level().error)) * (error + 2 / math.sqrt(len(noise)) / max(shift, 1e-9)),
-        )
+        error += 2 / math.sqrt(len(noise)) / max(shift, 1e-9)
+        share = max(0.0, 1 - float(stats.norm.isf(self._next_level().error)) * error)
         found = rescaled_epsilon(law, shift * share, float(ratio[at]), self.stated.delta)
-        self._add_result(
-            SCALE,
-            found,
-            "noise_law",
-            f"{says}: epsilon is at least {found:.4g} by its {law} law",
-            one.pair.says,
-            exact=True,
-        )
+        says = f"{says}: epsilon is at least {found:.4g} by its {law} law"
+        self._add_result(SCALE, found, "noise_law", says, one.pair.says, exact=True)
 
     def _compare_lines(self, sources: FrozenSources) -> None:
         """Lines of the mechanism's code that run on one side only, under the same noise."""
@@ -210,13 +185,10 @@ class GreyBox(Examination):
                 kept |= {line: tried[at].says for line in sorted(found - other) if line not in kept}
         for kept, when in zip(ran, ("with the record only", "without the record only")):
             if kept:
-                lines = "; ".join(
-                    f"{Path(file).name}:{n} {linecache.getline(file, n).strip()}" for file, n in [*kept][:SHOWN]
-                )
+                first = [f"{Path(file).name}:{n} {linecache.getline(file, n).strip()}" for file, n in [*kept][:SHOWN]]
                 more = f" and {len(kept) - SHOWN} more" if len(kept) > SHOWN else ""
-                self._add_dependence(
-                    "lines that run", f"{when}, under the same noise: {lines}{more}", next(iter(kept.values()))
-                )
+                says = f"{when}, under the same noise: {'; '.join(first)}{more}"
+                self._add_dependence("lines that run", says, next(iter(kept.values())))
 
     def _call_restarted(self, data: Data, sources: FrozenSources) -> None:
         sources.restart(FEW[0])
@@ -225,22 +197,20 @@ class GreyBox(Examination):
     def _add_dependence(self, name: str, says: str, inputs: str) -> None:
         self.result.looks.append(SingleTestResult(name, "depends on the record", says, inputs=inputs))
 
-    def _examine_finiteness(self) -> None:
+    def _examine_conditions(self) -> None:
         self.result.looks += check_nonfinite_inputs(self.mechanism, self.stated, self.tried, self.clock)
 
 
 def dependence_sizes(one: PairedReplays) -> dict[str, float]:
     """Kind of dependence -> how much of it a pair shows."""
-    found = {}
-    if not set(one.codes[0]) & set(one.codes[1]):
-        found[SHAPE] = 1.0
-    if noiseless_numbers(one).any():
-        found[NOISELESS] = float(np.abs(one.present[0] - one.absent[0])[noiseless_numbers(one)].max())
-    if (ratio := noise_ratio(one)) is not None:
-        found[SCALE] = float(np.abs(np.log(ratio)).max())
-    if (moved := shared_noise(one)) > 0:
-        found[SHARED] = moved
-    return found
+    still, ratio = noiseless_numbers(one), noise_ratio(one)
+    found = {
+        SHAPE: float(not set(one.codes[0]) & set(one.codes[1])),
+        NOISELESS: float(np.abs(one.present[0] - one.absent[0])[still].max()) if still.any() else 0.0,
+        SCALE: 0.0 if ratio is None else float(np.abs(np.log(ratio)).max()),
+        SHARED: shared_noise(one),
+    }
+    return {kind: size for kind, size in found.items() if size > 0}
 
 
 def shared_noise(one: PairedReplays) -> float:
@@ -294,8 +264,8 @@ GRID = 400_001
 
 
 def rescaled_epsilon(law: str, shift: float, ratio: float, delta: float) -> float:
-    """Epsilon at ``delta`` of one number, noise of scale 1 against noise of scale ``ratio`` that is shifted: by numerical integration
-    of max(p - e^epsilon q, 0), for both orders. Infinite for Laplace noise at delta 0, as the tails have another slope."""
+    """Epsilon at ``delta`` of one number, noise of scale 1 against shifted noise of scale ``ratio``, in both orders: the
+    integral of max(p - e^epsilon q, 0). Infinite for Laplace noise at delta 0, as the tails have another slope."""
     if law == "laplace" and delta == 0:
         return math.inf
     made = stats.norm if law == "gaussian" else stats.laplace
@@ -306,9 +276,7 @@ def rescaled_epsilon(law: str, shift: float, ratio: float, delta: float) -> floa
         low, high = 0.0, 700.0
         for _ in range(50):
             middle = (low + high) / 2
-            excess = float(
-                np.where(one > other + middle, np.exp(one) - np.exp(np.minimum(other + middle, one)), 0.0).sum()
-            ) * (x[1] - x[0])
+            excess = float((np.exp(one) - np.exp(np.minimum(other + middle, one))).sum()) * (x[1] - x[0])
             low, high = (middle, high) if excess > at else (low, middle)
         best = max(best, low)
     return best
@@ -316,25 +284,14 @@ def rescaled_epsilon(law: str, shift: float, ratio: float, delta: float) -> floa
 
 def lines_of(call: Callable[[], None]) -> set[tuple[str, int]]:
     """(file, line) of all that runs of a mechanism's own code, libraries of numbers and the standard library apart."""
-    ran: set[tuple[str, int]] = set()
-
-    def see_line(frame: FrameType, event: str, _: Any) -> Any:
-        if event == "line":
-            ran.add((frame.f_code.co_filename, frame.f_lineno))
-        return see_line
-
-    def see_call(frame: FrameType, event: str, _: Any) -> Any:
-        return see_line if _is_own_code(frame.f_code.co_filename) else None
-
-    before = sys.gettrace()
-    sys.settrace(see_call)
+    tracer, before = trace.Trace(count=True, trace=False), sys.gettrace()
     try:
-        call()
+        tracer.runfunc(call)
     except InputRefused:
-        ran.clear()
+        return set()
     finally:
         sys.settrace(before)
-    return ran
+    return {place for place in tracer.results().counts if _is_own_code(place[0])}
 
 
 OTHERS = ("numpy", "scipy", "torch", "pandas", "sklearn", "jax", "privdd")

@@ -12,9 +12,8 @@ from scipy.special import betaincinv
 
 from attacks.epsilon import best_cosine_threshold, bound_from_cosines, bound_from_identifications
 from privdd.blackbox.distinguishers import NoiseMetric
-from privdd.blackbox.inputs import HEAVY, LARGE, InputShapes, split_vector, total_size
-from privdd.blackbox.mechanism import BlackBox, Data, InputRefused, Outcomes
-from privdd.blackbox.transcripts import BoundLevel, CallBudget, draw_transcripts
+from privdd.blackbox.inputs import HEAVY, LARGE, InputShapes, scaled_data, split_vector, total_size
+from privdd.blackbox.mechanism import BlackBox, BoundLevel, CallBudget, Data, InputRefused, Outcomes, draw_transcripts
 
 ROOM = 16.0  # ln of the chance of a hit is below -(the epsilon asked for + ROOM): one hit among thousands is enough
 PIECES = 32  # at most so many are compared with one another
@@ -44,12 +43,8 @@ class GameSetting:
 
 def bound_from_pieces(records: np.ndarray, outputs: np.ndarray, log_chance: float, level: BoundLevel) -> float | None:
     """Lower bound on epsilon from unit records (n, m) and releases (n, M); None where M is no multiple of m, or m < 3.
-
-    A release is cut into pieces as long as the record. Where its noise is missing, a piece is the record, scaled; where the same
-    noise is used twice, the difference or sum of two pieces is. The angle that counts as a hit is fixed before, so small
-    that a single hit refutes ``asked``: the square of the sine between a fixed line and a random direction has the law
-    Beta((m-1)/2, 1/2).
-    """
+    Where the noise is missing, a piece as long as the record is the record, scaled; where the same noise is used twice,
+    the difference or sum of two pieces is. The chance of a hit is fixed before, so small that one refutes ``asked``."""
     n, m = records.shape
     if m < 3 or not outputs.shape[1] or outputs.shape[1] % m:
         return None
@@ -58,7 +53,8 @@ def bound_from_pieces(records: np.ndarray, outputs: np.ndarray, log_chance: floa
 
 
 def pieces_along_record(records: np.ndarray, outputs: np.ndarray, log_chance: float) -> np.ndarray:
-    """(n,) bool: whether any piece, sum or difference is along the record; by chance at most e^log_chance are."""
+    """(n,) bool: whether any piece, sum or difference is along the record; by chance at most e^log_chance are: the square of the
+    sine between a fixed line and a random direction has the law Beta((m-1)/2, 1/2)."""
     n, m = records.shape
     pieces = outputs.reshape(n, -1, m)
     k = pieces.shape[1]
@@ -81,10 +77,8 @@ def _piece_sines(pieces: np.ndarray, records: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class DirectionGame:
-    """with_record: unit vector (m,) -> data that holds a record in this direction; says: which data.
-
-    tried: inputs of the same sizes only.
-    """
+    """with_record: unit vector (m,) -> data that holds a record in this direction; says: which data; tried: inputs of these
+    sizes."""
 
     dimensions: int
     with_record: Callable[[np.ndarray], Data]
@@ -98,11 +92,8 @@ class DirectionGame:
 
 @dataclass(frozen=True)
 class DirectionGameResult:
-    """epsilon: lower bound at the asked confidence; cosine: the median that was reached; says: in which game.
-
-    pieces: another lower bound, from pieces of the release as they are, None where it has none; worst: the direction (m,)
-    in which records show most, None where no decoder was learned.
-    """
+    """epsilon: lower bound; cosine: the median that was reached; pieces: another bound, from pieces of the release as they
+    are, None where it has none; worst: the direction (m,) in which records show most, None where no decoder was learned."""
 
     epsilon: float
     cosine: float
@@ -117,23 +108,17 @@ def direction_games(kind: str, tried: InputShapes) -> Iterator[DirectionGame]:
     if kind == "records":
         for n, d in tried.tables[1:3] or tried.tables:
             if d > 1 and n > 1:
-                yield DirectionGame(d, partial(_table_data, n=n, nothing=tried.nothing), f"a record among {n} rows of zeros",
-                                    replace(tried, tables=((n, d),)))  # fmt: skip
+                make, one = partial(_table_data, n=n, nothing=tried.nothing), replace(tried, tables=((n, d),))
+                yield DirectionGame(d, make, f"a record among {n} rows of zeros", one)
         return
     for shapes in tried.structures[:3]:
         m, one = total_size(shapes), replace(tried, structures=(shapes,), crowds=tried.crowds[-1:])
-        if m < 2:
-            continue
-        if kind == "update":
-            yield DirectionGame(m, partial(_update_data, shapes=shapes), f"an update of {len(shapes)} array(s)", one)
-        else:
-            k = tried.crowds[-1]
-            says = f"one of {k} clients, weights {HEAVY} : {k - 1} x 100"
-            yield DirectionGame(m, partial(_crowd_data, k=k, shapes=shapes, nothing=tried.nothing), says, one)
-
-
-def _update_data(s: np.ndarray, shapes: tuple[tuple[int, ...], ...]) -> Data:
-    return split_vector(s * LARGE, shapes)
+        k = 1 if kind == "update" else tried.crowds[-1]
+        make = partial(_crowd_data, k=k, shapes=shapes, nothing=tried.nothing)
+        if m > 1 and kind == "update":
+            yield DirectionGame(m, lambda s, make=make: make(s)[0][0], f"an update of {len(shapes)} array(s)", one)  # type: ignore[misc]
+        elif m > 1:
+            yield DirectionGame(m, make, f"one of {k} clients, weights {HEAVY} : {k - 1} x 100", one)
 
 
 def _table_data(s: np.ndarray, n: int, nothing: float) -> np.ndarray:
@@ -150,14 +135,10 @@ def _crowd_data(s: np.ndarray, k: int, shapes: tuple[tuple[int, ...], ...], noth
 def play_direction_game(
     setting: GameSetting, game: DirectionGame, around: Callable[[Data], list[Data]], count: int
 ) -> DirectionGameResult:
-    """The record is drawn on a sphere, and its direction read back from the release by a linear decoder in the noise's metric.
-
-    Half of ``count`` games teach the decoder, a tenth chooses the threshold, the rest decide. The chance of a guess is known
-    exactly, so the bound holds for any mechanism and has no ceiling at ln n.
-
-    around: data -> the calls of a transcript. The same data several times is summed; other data before and after
-    is looked at jointly.
-    """
+    """The record is drawn on a sphere, and its direction read back from the release by a linear decoder in the noise's
+    metric. Half of ``count`` games teach the decoder, a tenth chooses the threshold, the rest decide. The chance of a
+    guess is known exactly, so the bound holds for any mechanism. around: data -> the calls of a transcript; the same data
+    several times is summed, other data before and after is looked at jointly."""
     s, level = setting.draw_directions(count, game.dimensions), setting.level
     found, same = [], True
     for one in s:
@@ -181,11 +162,8 @@ def play_direction_game(
 
 
 def _fit_decoder(s: np.ndarray, outputs: np.ndarray) -> tuple[Callable[[np.ndarray], np.ndarray], np.ndarray]:
-    """Outputs (n, M) -> unit vectors (n, m): the mean of s given an output that is linear in it plus normal noise.
-
-    Mixing and noise by least squares; before the output, s has mean 0 and covariance 1/m. Beside it the direction (m,)
-    that moves the output furthest, in units of the noise.
-    """
+    """Decoder of outputs (n, M) into unit vectors (n, m), by least squares with s of mean 0 and covariance 1/m; and the
+    direction (m,) that moves the output furthest, in units of the noise."""
     centre = outputs.mean(0)
     mixing, *_ = np.linalg.lstsq(s, outputs - centre, rcond=None)  # (m, M)
     residuals = outputs - centre - s @ mixing
@@ -209,37 +187,15 @@ def _fit_decoder(s: np.ndarray, outputs: np.ndarray) -> tuple[Callable[[np.ndarr
 RUNS, SERIES_CALLS, FEWEST_SERIES_CALLS = 30, 300, 30  # instances; calls of each, and fewer than which tell nothing new
 
 
-def bound_long_series(setting: GameSetting, game: DirectionGame, calls: int) -> float | None:
-    """A lower bound on epsilon of one call, for any mechanism, from many calls of one instance, each on a record of its own;
-    None where releases have no pieces (``bound_from_pieces``).
+def bound_series(setting: GameSetting, game: DirectionGame, calls: int, *, late: bool) -> float | None:
+    """A lower bound on epsilon of one call, for any mechanism, from ``RUNS`` instances, each called many times; None where
+    releases have no pieces (``bound_from_pieces``). The calls of one instance need not be independent; the instances are.
 
-    If every call is as private as stated, the chance that any of T releases points along its record is at most T times what
-    the statement allows one (the union bound). The calls of one instance need not be independent; the instances are.
+    Each call is on a record of its own: the chance that any of T releases points along its record is at most T times what
+    the statement allows one (the union bound). late: only the last call is on a record, those before it on public data; where
+    its noise repeats that of any of them, their difference points along the record.
     """
-    won, level = _count_series_hits(setting, game, calls, late=False), setting.level
-    return (
-        None
-        if won is None
-        else bound_from_identifications(
-            won, RUNS, -setting.log_chance - math.log(calls), delta=calls * level.delta, confidence=level.confidence
-        )
-    )
-
-
-def bound_late_call(setting: GameSetting, game: DirectionGame, calls: int) -> float | None:
-    """The same from one call on the record after many on public data, whose noise may repeat that of any call before it: then
-    the last release less an earlier one points along the record."""
-    won, level = _count_series_hits(setting, game, calls, late=True), setting.level
-    return (
-        None
-        if won is None
-        else bound_from_identifications(won, RUNS, -setting.log_chance, delta=level.delta, confidence=level.confidence)
-    )
-
-
-def _count_series_hits(setting: GameSetting, game: DirectionGame, calls: int, *, late: bool) -> int | None:
-    """Of ``RUNS`` instances, those with a hit; late: the record is in the last call alone, which is compared with the others."""
-    won = 0
+    won, level, log_chance = 0, setting.level, setting.log_chance
     for _ in range(RUNS):
         s = setting.draw_directions(1 if late else calls, game.dimensions)
         inputs = [*[game.without_record()] * (calls - len(s)), *map(game.with_record, s)]
@@ -248,8 +204,10 @@ def _count_series_hits(setting: GameSetting, game: DirectionGame, calls: int, *,
             return None
         if late:
             rows = np.stack([rows[-1] - rows[:-1], rows[-1] + rows[:-1]]).reshape(1, -1)
-        won += bool(pieces_along_record(s, rows, setting.log_chance).any())
-    return won
+        won += bool(pieces_along_record(s, rows, log_chance).any())
+    at_once = 1 if late else calls
+    chance, delta = -log_chance - math.log(at_once), at_once * level.delta
+    return bound_from_identifications(won, RUNS, chance, delta=delta, confidence=level.confidence)
 
 
 HIDDEN_CALLS = 24
@@ -257,8 +215,8 @@ HIDDEN_GAMES = 200  # each call is the record's in eight of them
 
 
 def bound_hidden_call(setting: GameSetting, game: DirectionGame, count: int, calls: int = HIDDEN_CALLS) -> float | None:
-    """The same from ``count`` transcripts of ``calls`` calls, one of them on the record, at each place in turn: noise that is
-    left out in every tenth call, that comes from a pool, or that a later call repeats is met."""
+    """The same from ``count`` transcripts of ``calls`` calls, one of them on the record, at each place in turn: meets noise
+    that is left out now and then, comes from a pool, or is repeated."""
     s, rows = setting.draw_directions(count, game.dimensions), []
     for at, record in enumerate(s):
         inputs = [game.without_record()] * calls
@@ -276,21 +234,20 @@ Part = tuple[str, bytes]
 
 
 @dataclass(frozen=True)
-class LookupResult:
-    """epsilon: lower bound at the asked confidence; won: of GAMES names; candidates: K."""
+class Identification:
+    """epsilon: lower bound at the asked confidence; won: of how many names; place: which number of the release, from 0, told
+    them; candidates: names that there were."""
 
     epsilon: float
     won: int
-    candidates: int
+    place: int = 0
+    candidates: int = 0
 
 
-def play_lookup_game(setting: GameSetting, game: DirectionGame, candidates: Callable[[], int]) -> LookupResult | None:
-    """Whatever comes out the same in every call on the same data is looked up in a table of one call for each candidate: seeds
-    that are made of the data, texts and shapes that tell something of the record. None where nothing repeats, or the same
-    for all candidates.
-
-    candidates: -> how many may be tried, asked once it is worth it. Raises InputRefused.
-    """
+def play_lookup_game(setting: GameSetting, game: DirectionGame, candidates: Callable[[], int]) -> Identification | None:
+    """What is the same in every call on the same data (seeds made of the data, texts, shapes) is looked up in a table of
+    one call for each candidate. None where nothing repeats, or the same for all. candidates: -> how many, asked once it is
+    worth it."""
     mechanism, rng = setting.mechanism, setting.rng
     seed = int(rng.integers(2**62))
     part = _repeating_part(mechanism, game, seed)
@@ -305,11 +262,12 @@ def play_lookup_game(setting: GameSetting, game: DirectionGame, candidates: Call
     for secret in rng.integers(count, size=LOOKUP_GAMES):
         seen = part(mechanism.transcript([_candidate_data(game, seed, int(secret))]))
         won += table.get(seen, -1) == int(secret)
-    level = setting.level
-    bound = bound_from_identifications(
-        won, LOOKUP_GAMES, math.log(count), delta=level.delta, confidence=level.confidence
-    )
-    return LookupResult(bound, won, count)
+    bound = _bound_names(won, LOOKUP_GAMES, count, setting.level)
+    return Identification(bound, won, candidates=count)
+
+
+def _bound_names(won: int, games: int, candidates: int, level: BoundLevel) -> float:
+    return bound_from_identifications(won, games, math.log(candidates), delta=level.delta, confidence=level.confidence)
 
 
 def _candidate_data(game: DirectionGame, seed: int, at: int) -> Data:
@@ -342,46 +300,15 @@ GAMES = 16
 RANGES = ((1e-3, 1e-2), (0.1, 1.0), (2.0, 20.0), (1e2, 1e4))
 
 
-@dataclass(frozen=True)
-class NoiselessNumber:
-    """epsilon: lower bound; place: which number of the release, counted from 0; won: of GAMES names."""
-
-    epsilon: float
-    place: int
-    won: int
-
-
-def scaled_data(kind: str, tried: InputShapes, factor: float) -> Data:
-    """Data whose record has norm ``factor``; the others are of norm 1."""
-    rng = np.random.default_rng([tried.seed, 2])
-    if kind == "records":
-        n, d = tried.tables[min(2, len(tried.tables) - 1)]
-        rows = rng.standard_normal((n, d))
-        rows /= np.linalg.norm(rows, axis=1, keepdims=True)
-        rows[0] *= factor
-        return rows
-    shapes = tried.structures[0]
-    m = total_size(shapes)
-    made = rng.standard_normal((tried.crowds[-1], m))
-    made /= np.linalg.norm(made, axis=1, keepdims=True)
-    made[0] *= factor
-    if kind == "update":
-        return split_vector(made[0], shapes)
-    return [split_vector(row, shapes) for row in made], [100] * len(made)
-
-
 def find_noiseless_number(
     mechanism: BlackBox,
     tried: InputShapes,
     clock: CallBudget,
     rng: np.random.Generator,
     next_level: Callable[[], BoundLevel],
-) -> NoiselessNumber | None:
-    """The first number without noise that tells the record's size; None where there is none.
-
-    The record is scaled by a secret factor, one of very many; whoever sees the number finds the factor by calling the mechanism
-    on guesses of his own. next_level: of the next test; each place that is tried is one.
-    """
+) -> Identification | None:
+    """The first number without noise that tells the record's size, scaled by a secret factor that is found by calling the
+    mechanism on guesses; None where there is none. next_level: each place that is tried is a test."""
     make = partial(scaled_data, mechanism.kind, tried)
 
     def released_number(factor: float, place: int) -> float:
@@ -391,12 +318,9 @@ def find_noiseless_number(
         for place, rising in _revealing_places(mechanism, make, low, high, clock):
             number = partial(released_number, place=place)
             won = sum(_wins_size_game(number, rising, (low, high), int(rng.integers(CANDIDATES))) for _ in range(GAMES))
-            level = next_level()
-            bound = bound_from_identifications(
-                won, GAMES, math.log(CANDIDATES), delta=level.delta, confidence=level.confidence
-            )
+            bound = _bound_names(won, GAMES, CANDIDATES, next_level())
             if bound > 0:
-                return NoiselessNumber(bound, place, won)
+                return Identification(bound, won, place)
     return None
 
 
@@ -427,8 +351,5 @@ def _wins_size_game(number: Callable[[float], float], rising: bool, ends: tuple[
     seen, low, high = number_of(secret), -0.5, CANDIDATES - 0.5
     while high - low > 1:
         middle = (low + high) / 2
-        if (number_of(middle) < seen) == rising:
-            low = middle
-        else:
-            high = middle
+        low, high = (middle, high) if (number_of(middle) < seen) == rising else (low, middle)
     return round((low + high) / 2) == secret

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 import numpy as np
 
-from privdd.blackbox.mechanism import Data
+from privdd.blackbox.distinguishers import MIN_VALUES, ReleaseMarks, comes_back, discrete_outcomes, learn_statistics
+from privdd.blackbox.mechanism import BlackBox, CallBudget, Data, InputRefused, Transcripts, draw_transcripts
+from privdd.core.validation import BadConfig
 
 SHAPES: tuple[tuple[tuple[int, ...], ...], ...] = (
     ((4, 3), (4,), (1,), (2, 2, 2)),
@@ -40,11 +47,8 @@ class NeighbouringInputs:
 
 @dataclass(frozen=True)
 class InputShapes:
-    """What inputs look like. structures: shapes of an update's arrays; tables: (n, d) of records; crowds: clients.
-
-    nothing: what a zeroed record holds; not 0 for mechanisms that refuse zeros. along: directions (unit vectors) that are
-    tried instead of the usual ones, where the record has as many numbers.
-    """
+    """structures: shapes of an update's arrays; tables: (n, d) of records; crowds: clients. nothing: what a zeroed record
+    holds; along: unit vectors tried instead of the usual directions, where the record has as many numbers."""
 
     structures: tuple[tuple[tuple[int, ...], ...], ...] = SHAPES
     tables: tuple[tuple[int, int], ...] = RECORDS
@@ -58,25 +62,19 @@ def unit_directions(m: int, rng: np.random.Generator, along: tuple[np.ndarray, .
     """Unit vectors (m,) by name; those of ``along`` that fit, if any does."""
     if any(len(u) == m for u in along):
         return {f"the direction that shows most ({at})": u for at, u in enumerate(along) if len(u) == m}
-    first, last = np.zeros(m), np.zeros(m)
-    first[0], last[-1] = 1.0, 1.0
     found = {
         "spread evenly": np.full(m, 1 / math.sqrt(m)),
         "random signs": rng.choice([-1.0, 1.0], m) / math.sqrt(m),
-        "one number": first,
-        "the last number": last,
+        "one number": np.eye(1, m)[0],
+        "the last number": np.eye(1, m, m - 1)[0],
     }
-    return found if m > 1 else {"one number": first}
+    return found if m > 1 else {"one number": found["one number"]}
 
 
 def split_vector(flat: np.ndarray, shapes: tuple[tuple[int, ...], ...]) -> list[np.ndarray]:
     """A flat vector as arrays of these shapes (zero-dimensional ones stay arrays)."""
-    parts, at = [], 0
-    for shape in shapes:
-        size = math.prod(shape)
-        parts.append(np.array(flat[at : at + size], dtype=np.float64).reshape(shape))
-        at += size
-    return parts
+    parts = np.split(flat, np.cumsum([math.prod(shape) for shape in shapes])[:-1])
+    return [np.array(part, dtype=np.float64).reshape(shape) for part, shape in zip(parts, shapes)]
 
 
 def total_size(shapes: tuple[tuple[int, ...], ...]) -> int:
@@ -85,22 +83,25 @@ def total_size(shapes: tuple[tuple[int, ...], ...]) -> int:
 
 def neighbouring_pairs(kind: str, relation: str, tried: InputShapes) -> list[NeighbouringInputs]:
     """Everything that is tried of finite inputs, the most telling kinds first."""
-    rng = np.random.default_rng([tried.seed, 1])
-    make: dict[str, Callable[[str, InputShapes, np.random.Generator], Iterator[NeighbouringInputs]]] = {
-        "update": _update_pairs,
-        "aggregate": _aggregate_pairs,
-        "records": _table_pairs,
-    }
-    return list(make[kind](relation, tried, rng))
+    make = {"update": _update_pairs, "aggregate": _aggregate_pairs, "records": _table_pairs}[kind]
+    return list(make(relation, tried, np.random.default_rng([tried.seed, 1])))
 
 
-def _replacement_records(
-    relation: str, u: np.ndarray, scale: float, tried: InputShapes
-) -> Iterator[tuple[np.ndarray, str]]:
-    """What the record u * scale may become, other than removed."""
+def _pairs_around(
+    relation: str,
+    u: np.ndarray,
+    scale: float,
+    build: Callable[[np.ndarray | None], Data],
+    tried: InputShapes,
+    says: str,
+) -> Iterator[NeighbouringInputs]:
+    """build: the record, or None for its absence -> data."""
+    if relation == "add_remove":
+        yield NeighbouringInputs(build(u * scale), build(None), f"{says}, against its absence", u)
+        return
     if relation == "replace":
-        yield -u * scale, "its opposite"
-    yield (u * tried.nothing), "zeros"
+        yield NeighbouringInputs(build(u * scale), build(-u * scale), f"{says}, against its opposite", u)
+    yield NeighbouringInputs(build(u * scale), build(u * tried.nothing), f"{says}, against zeros", u)
 
 
 def _update_pairs(relation: str, tried: InputShapes, rng: np.random.Generator) -> Iterator[NeighbouringInputs]:
@@ -108,9 +109,8 @@ def _update_pairs(relation: str, tried: InputShapes, rng: np.random.Generator) -
         m = total_size(shapes)
         for name, u in unit_directions(m, rng, tried.along).items():
             for scale in (LARGE, HUGE, 1.0, SMALL, *(BETWEEN if name in PLAIN else ())):
-                for other, what in _replacement_records(relation, u, scale, tried):
-                    says = f"an update of norm {scale:g}, {name}, of {len(shapes)} array(s), against {what}"
-                    yield NeighbouringInputs(split_vector(u * scale, shapes), split_vector(other, shapes), says, u)
+                says = f"an update of norm {scale:g}, {name}, of {len(shapes)} array(s)"
+                yield from _pairs_around(relation, u, scale, partial(split_vector, shapes=shapes), tried, says)
         if relation == "replace":
             a, b = list(unit_directions(m, rng).values())[:2] if m > 1 else (np.ones(1), np.ones(1))
             for one, two in ((LARGE, SMALL), (LARGE, 1.0), (LARGE, 2 * LARGE)):
@@ -134,7 +134,14 @@ def _aggregate_pairs(relation: str, tried: InputShapes, rng: np.random.Generator
                         more = (SMALL, *((HUGE, *BETWEEN) if name in PLAIN and weighing == EQUAL else ()))
                         for scale in (LARGE, *(more if crowd == "zeros" else ())):
                             says = f"one of {clients} clients ({weighing}), norm {scale:g}, {name}, others {crowd}"
-                            yield from _client_pairs(relation, u, scale, others, weights, place, shapes, tried, says)
+                            given: dict[str, Any] = {
+                                "others": others,
+                                "weights": weights,
+                                "place": place,
+                                "shapes": shapes,
+                            }
+                            build = partial(_client_data, **given, zeros=u * tried.nothing)
+                            yield from _pairs_around(relation, u, scale, build, tried, says)
 
 
 def _client_weights(clients: int) -> Iterator[tuple[list[int], str]]:
@@ -158,28 +165,19 @@ def _other_clients(u: np.ndarray, count: int, rng: np.random.Generator) -> Itera
     yield [r / np.linalg.norm(r) for r in rng.standard_normal((count, len(u)))], "random"
 
 
-def _client_pairs(
-    relation: str,
-    u: np.ndarray,
-    scale: float,
+def _client_data(
+    record: np.ndarray | None,
     others: list[np.ndarray],
     weights: list[int],
     place: int,
     shapes: tuple[tuple[int, ...], ...],
-    tried: InputShapes,
-    says: str,
-) -> Iterator[NeighbouringInputs]:
-    def with_record(record: np.ndarray) -> Data:
-        rows = [*others[:place], record, *others[place:]]
-        w = [*weights[1 : place + 1], weights[0], *weights[place + 1 :]]
-        return [split_vector(r if r.any() else u * tried.nothing, shapes) for r in rows], w
-
-    if relation == "add_remove":
-        rest = [split_vector(r if r.any() else u * tried.nothing, shapes) for r in others], weights[1:]
-        yield NeighbouringInputs(with_record(u * scale), rest, f"{says}, against its absence", u)
-        return
-    for other, what in _replacement_records(relation, u, scale, tried):
-        yield NeighbouringInputs(with_record(u * scale), with_record(other), f"{says}, against {what}", u)
+    zeros: np.ndarray,
+) -> Data:
+    rows, w = [*others], weights[1:]
+    if record is not None:
+        rows.insert(place, record)
+        w.insert(place, weights[0])
+    return [split_vector(r if r.any() else zeros, shapes) for r in rows], w
 
 
 def _table_pairs(relation: str, tried: InputShapes, rng: np.random.Generator) -> Iterator[NeighbouringInputs]:
@@ -192,12 +190,13 @@ def _table_pairs(relation: str, tried: InputShapes, rng: np.random.Generator) ->
                     more = (1.0, SMALL, *((HUGE, *BETWEEN) if name in PLAIN else ()))
                     for scale in (LARGE, *(more if crowd == "zeros" and not place else ())):
                         says = f"the {where} of {n} records, norm {scale:g}, {name}, others {crowd}"
-                        yield from _row_pairs(relation, u, scale, others, place, tried, says)
+                        build = partial(_table_data, others=others, place=place, zeros=u * tried.nothing)
+                        yield from _pairs_around(relation, u, scale, build, tried, says)
 
 
 def counted_neighbours(relation: str, tried: InputShapes) -> list[NeighbouringInputs]:
-    """Tables in which one row, two rows and so on are like the record and the others zeros: of a sum that is rounded, or held
-    against a threshold, before noise, one of these steps is the large one."""
+    """Tables of k rows like the record and zeros, for every k: of a sum that is rounded or thresholded before noise one
+    step is large."""
     rng = np.random.default_rng(tried.seed)
     found: list[NeighbouringInputs] = []
     for n, d in tried.tables:
@@ -205,7 +204,8 @@ def counted_neighbours(relation: str, tried: InputShapes) -> list[NeighbouringIn
         for k in range(1, n - 1):
             others = [u * LARGE] * k + [0 * u] * (n - 1 - k)
             says = f"one of {n} records, norm {LARGE:g}, {name}, others {k} alike and zeros"
-            found += _row_pairs(relation, u, LARGE, others, 0, tried, says)
+            build = partial(_table_data, others=others, place=0, zeros=u * tried.nothing)
+            found += _pairs_around(relation, u, LARGE, build, tried, says)
     return found
 
 
@@ -215,36 +215,16 @@ def _row_places(n: int, everywhere: bool) -> list[tuple[int, str]]:
     return ends + [(at, f"number {at + 1}") for at in range(1, n - 1)] if everywhere and n <= EVERYWHERE else ends
 
 
-def _row_pairs(
-    relation: str, u: np.ndarray, scale: float, others: list[np.ndarray], place: int, tried: InputShapes, says: str
-) -> Iterator[NeighbouringInputs]:
-    def table_with_record(rows: list[np.ndarray]) -> np.ndarray:
-        filled = [r if r.any() else u * tried.nothing for r in rows]
-        return np.array(filled, dtype=np.float64).reshape(len(filled), len(u))
-
-    before, after = others[:place], others[place:]
-    present = table_with_record([*before, u * scale, *after])
-    if relation == "add_remove":
-        yield NeighbouringInputs(present, table_with_record([*before, *after]), f"{says}, against its absence", u)
-        return
-    for other, what in _replacement_records(relation, u, scale, tried):
-        yield NeighbouringInputs(present, table_with_record([*before, other, *after]), f"{says}, against {what}", u)
+def _table_data(record: np.ndarray | None, others: list[np.ndarray], place: int, zeros: np.ndarray) -> np.ndarray:
+    rows = [*others] if record is None else [*others[:place], record, *others[place:]]
+    return np.array([r if r.any() else zeros for r in rows], dtype=np.float64).reshape(len(rows), len(zeros))
 
 
 def with_nonfinite_number(pair: NeighbouringInputs, kind: str, value: float) -> NeighbouringInputs:
     """The same neighbours with one number of the record replaced by ``value``: NaN, or infinity."""
-    present: Data
-    if kind == "update":
-        present = [a.copy() for a in pair.present]
-        present[0].reshape(-1)[0] = value
-    elif kind == "aggregate":
-        updates, weights = pair.present
-        first = [a.copy() for a in updates[0]]
-        first[0].reshape(-1)[0] = value
-        present = ([first, *updates[1:]], weights)
-    else:
-        present = pair.present.copy()
-        present[0, 0] = value
+    present = copy.deepcopy(pair.present)
+    first = present if kind == "records" else present[0] if kind == "update" else present[0][0][0]
+    first.reshape(-1)[0] = value
     return NeighbouringInputs(present, pair.absent, f"{pair.says}, one number of it {value}", pair.axis)
 
 
@@ -256,25 +236,19 @@ def enlarge_neighbours(pair: NeighbouringInputs, kind: str) -> list[Neighbouring
     """The pair with its other records or clients repeated; none where there are no others."""
     if kind == "update":
         return []
-    present, absent = (_split_members(side, kind) for side in (pair.present, pair.absent))
-    place = next((i for i, (a, b) in enumerate(zip(present, absent)) if not _is_same_member(a, b)), len(absent))
-    others = [one for i, one in enumerate(present) if i != place]
+    # each record or client with its weight
+    split = (lambda data: [([row], 1) for row in data]) if kind == "records" else (lambda data: list(zip(*data)))
+    present, absent = split(pair.present), split(pair.absent)
+    same = [one[1] == b[1] and all(map(np.array_equal, one[0], b[0])) for one, b in zip(present, absent)]
+    place = same.index(False) if False in same else len(absent)
+    others, instead = [*present[:place], *present[place + 1 :]], absent[place : place + len(absent) - len(present) + 1]
     found = []
     for times in TIMES:
-        if not others or len(others) * times > MOST:
-            continue
-        rest = others * times
-        instead = [absent[place]] if len(absent) == len(present) else []
-        sides = [_join_members(side, kind) for side in ([present[place], *rest], [*instead, *rest])]
-        found.append(NeighbouringInputs(sides[0], sides[1], f"{pair.says}, the others {times} times", pair.axis))
+        if 0 < len(others) * times <= MOST:
+            rest = others * times
+            sides = [_join_members(side, kind) for side in ([present[place], *rest], [*instead, *rest])]
+            found.append(NeighbouringInputs(sides[0], sides[1], f"{pair.says}, the others {times} times", pair.axis))
     return found
-
-
-def _split_members(data: Data, kind: str) -> list[tuple[list[np.ndarray], int]]:
-    """Each record or client, with its weight."""
-    if kind == "records":
-        return [([row], 1) for row in data]
-    return list(zip(data[0], data[1]))
 
 
 def _join_members(members: list[tuple[list[np.ndarray], int]], kind: str) -> Data:
@@ -283,5 +257,249 @@ def _join_members(members: list[tuple[list[np.ndarray], int]], kind: str) -> Dat
     return [[a.copy() for a in arrays] for arrays, _ in members], [weight for _, weight in members]
 
 
-def _is_same_member(one: tuple[list[np.ndarray], int], other: tuple[list[np.ndarray], int]) -> bool:
-    return one[1] == other[1] and all(np.array_equal(a, b) for a, b in zip(one[0], other[0]))
+def scaled_data(kind: str, tried: InputShapes, factor: float) -> Data:
+    """Data whose record has norm ``factor``; the others are of norm 1."""
+    rng = np.random.default_rng([tried.seed, 2])
+    if kind == "records":
+        n, d = tried.tables[min(2, len(tried.tables) - 1)]
+        rows = rng.standard_normal((n, d))
+        rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+        rows[0] *= factor
+        return rows
+    shapes = tried.structures[0]
+    m = total_size(shapes)
+    made = rng.standard_normal((tried.crowds[-1], m))
+    made /= np.linalg.norm(made, axis=1, keepdims=True)
+    made[0] *= factor
+    if kind == "update":
+        return split_vector(made[0], shapes)
+    return [split_vector(row, shapes) for row in made], [100] * len(made)
+
+
+def is_quiet(data: Data, nothing: float) -> bool:
+    """Whether nothing but (nearly) zeros is in the data."""
+    arrays = [data] if isinstance(data, np.ndarray) else data[0] if isinstance(data, tuple) else [data]
+    return all(bool(np.all(np.abs(a) <= nothing)) for part in arrays for a in part)
+
+
+def accepted_inputs(mechanism: BlackBox, tried: InputShapes) -> tuple[InputShapes, list[str]]:
+    """The sizes that the mechanism takes, as tensors if it takes no arrays, with nearly zeros if it takes no zeros; and a
+    note on those that it refuses. Raises BadConfig where it takes none."""
+    said = ""
+    for torch in (False, True):
+        mechanism.torch = torch
+        for nothing in (0.0, 1e-9):
+            now = replace(tried, nothing=nothing)
+            good, refused, said_now = _filter_inputs(mechanism, now)
+            said = said or said_now
+            if good is not None:
+                note = f"inputs of {refused} of the sizes that are tried were refused, the first with: {said_now}"
+                return good, [note] if refused else []
+    raise BadConfig(f"the mechanism refuses every input that was tried; the first error: {said}")
+
+
+def _filter_inputs(mechanism: BlackBox, tried: InputShapes) -> tuple[InputShapes | None, int, str]:
+    """What is left of ``tried``, how many sizes are refused, and the first error."""
+    said, name = "", "tables" if mechanism.kind == "records" else "structures"
+    kept: list[Any] = []
+    for part in getattr(tried, name):
+        one = replace(tried, **{name: (part,)})  # type: ignore[arg-type]
+        try:
+            for size in (1.0, tried.nothing):
+                mechanism.transcript([scaled_data(mechanism.kind, one, size)])
+        except InputRefused as no:
+            said = said or str(no)
+            continue
+        kept.append(part)
+    refused = len(getattr(tried, name)) - len(kept)
+    return replace(tried, **{name: tuple(kept)}) if kept else None, refused, said  # type: ignore[arg-type]
+
+
+SIZES = (1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 144)
+SIZE_CALLS = 4  # at each size
+STEPS = 2  # between sizes, that are looked for
+SIZE_SHARE = 0.03  # of the time and the calls that are left
+
+
+def pairs_at_revealing_sizes(
+    mechanism: BlackBox, relation: str, tried: InputShapes, clock: CallBudget
+) -> list[NeighbouringInputs]:
+    """Neighbours of the sizes at which the release changes kind, among records of norm 1."""
+    if mechanism.kind == "update":
+        return []
+    found = []
+    for n in _size_steps(mechanism, tried, clock):
+        more = neighbouring_pairs(mechanism.kind, relation, _inputs_of_size(mechanism.kind, tried, n))
+        found += [pair for pair in more if "others random" in pair.says and PLAIN[0] in pair.says]
+    return found
+
+
+def _inputs_of_size(kind: str, tried: InputShapes, n: int) -> InputShapes:
+    return replace(tried, tables=((n, tried.tables[0][1]),)) if kind == "records" else replace(tried, crowds=(n,))
+
+
+def _size_steps(mechanism: BlackBox, tried: InputShapes, clock: CallBudget) -> Iterator[int]:
+    """The larger of two sizes next to each other whose releases differ in kind, ``STEPS`` at most."""
+    budget, given = clock.split_share(mechanism, SIZE_SHARE), 0
+    least, before = 0, None
+    for n in SIZES:
+        if given == STEPS or budget.is_spent(mechanism):
+            return
+        now = _outcome_at_size(mechanism, tried, n, clock)
+        if before and now and _differs_in_kind(before, now):
+            given, high = given + 1, n
+            while high - least > 1:  # by halving
+                middle = (least + high) // 2
+                there = _outcome_at_size(mechanism, tried, middle, clock)
+                least, high = (least, middle) if not there or _differs_in_kind(before, there) else (middle, high)
+            yield high
+        least, before = n, now
+
+
+def _differs_in_kind(one: tuple[set[str], bool], other: tuple[set[str], bool]) -> bool:
+    return one[1] != other[1] or not one[0] & other[0]
+
+
+def _outcome_at_size(
+    mechanism: BlackBox, tried: InputShapes, n: int, clock: CallBudget
+) -> tuple[set[str], bool] | None:
+    """(types, shapes and texts that came out, whether all calls gave the same numbers); None where so many are refused."""
+    data = scaled_data(mechanism.kind, _inputs_of_size(mechanism.kind, tried, n), 1.0)
+    try:
+        block = draw_transcripts(mechanism, [data], SIZE_CALLS, clock)
+    except InputRefused:
+        return None
+    return set(block.codes), bool(block.rows.size) and bool((block.rows == block.rows[:1]).all())
+
+
+FIRST, LEAST = 96, 8  # transcripts a side in the first round; in any
+HOPEFUL = 0.5  # standard errors taken off the odds in the first round, where a rare outcome has been seen a few times
+NOTHING = 1e-6  # below every record that is tried
+CERTAIN = 1e6  # the score of what is told apart without exception
+
+
+@dataclass(frozen=True, eq=False)
+class RankedPair:
+    """score: largest effect; odds: of outcomes that come back, how much more often one is seen; mixed: these are marks
+    beside noise."""
+
+    pair: NeighbouringInputs
+    score: float
+    odds: float = 0.0
+    mixed: bool = False
+
+
+def rank_by_odds(ranked: Sequence[RankedPair]) -> list[RankedPair]:
+    """Those whose outcomes come back with other odds, the best of each size of data first, then the second of each."""
+    at: Counter[tuple[Any, ...]] = Counter()
+    order: list[tuple[int, int, RankedPair]] = []
+    for one in sorted((one for one in ranked if one.odds > 0), key=lambda one: -one.odds):
+        size = size_of_data(one.pair.present)
+        order.append((at[size], len(order), one))
+        at[size] += 1
+    return [one for _, _, one in sorted(order, key=lambda row: row[:2])]
+
+
+def pairs_of_record_alone(ranked: Sequence[RankedPair]) -> list[RankedPair]:
+    """Those whose data hold nothing but the record: at the ends of a range a record shifts least, and its odds may be highest."""
+    return [one for one in ranked if is_quiet(one.pair.absent, NOTHING)]
+
+
+def size_of_data(data: Data) -> tuple[Any, ...]:
+    """What tells tables of other sizes, and crowds or updates of other numbers, from each other."""
+    if isinstance(data, np.ndarray):
+        return data.shape
+    return (len(data[0]), len(data[0][0])) if isinstance(data, tuple) else (len(data),)
+
+
+def screen_pairs(
+    mechanism: BlackBox,
+    pairs: Sequence[NeighbouringInputs],
+    around: Callable[[Data], list[Data]],
+    clock: CallBudget,
+    share: float,
+    *,
+    keep: int,
+) -> tuple[list[RankedPair], list[tuple[NeighbouringInputs, str]]]:
+    """The ``keep`` most promising pairs, best first, and the refused ones with what was said. share: of what is left."""
+    budget = clock.split_share(mechanism, share)
+    refusals: list[tuple[NeighbouringInputs, str]] = []
+    kept, count, ranked = list(pairs), FIRST, [RankedPair(pair, 0.0) for pair in pairs[:keep]]
+    errors = HOPEFUL
+    while kept:
+        cost = _transcript_cost(mechanism, kept[0], around, clock)
+        calls = len(around(kept[0].present))
+        room = min(budget.seconds_left() / max(cost, 1e-7), (budget.calls - mechanism.calls) / calls)
+        room /= 3  # a third of what is left for each round
+        affordable = int(room / (2 * LEAST))
+        if affordable < 1:
+            break
+        if affordable < len(kept):
+            kept = [kept[int(i)] for i in np.linspace(0, len(kept) - 1, affordable)]
+        n = max(LEAST, min(count, int(room / (2 * len(kept)))))
+        found = []
+        for pair in kept:
+            try:
+                sides = (around(side) for side in (pair.present, pair.absent))
+                one, other = (draw_transcripts(mechanism, side, n, clock) for side in sides)
+            except InputRefused as no:
+                refusals.append((pair, str(no)))
+                continue
+            seen = effect_size(one, other, pair.axis), outcome_odds(one, other, errors)
+            found.append(RankedPair(pair, *seen, mixed=not comes_back(one, other)))
+        ranked = sorted(found, key=lambda one: -one.score) or ranked
+        if len(ranked) <= keep:
+            break
+        errors = min(2 * errors, 2.0)
+        kept, count = [one.pair for one in _best_pairs(ranked, max(keep, len(ranked) // 4))], count * 4
+    return _best_pairs(ranked, keep), refusals
+
+
+def _best_pairs(ranked: list[RankedPair], count: int) -> list[RankedPair]:
+    """The ``count`` best; up to a third of the places are for the best odds, and two for records that are alone."""
+    chosen = rank_by_odds(ranked)[: count // 3]
+    chosen += [one for one in pairs_of_record_alone(ranked)[: min(2, count // 3)] if one not in chosen]
+    rest = [one for one in ranked if one not in chosen][: count - len(chosen)]
+    return [one for one in ranked if one in chosen or one in rest]
+
+
+def outcome_odds(present: Transcripts, absent: Transcripts, errors: float) -> float:
+    """The largest change of the log odds of one outcome, or of one mark where none comes back, less ``errors`` standard
+    errors."""
+    if comes_back(present, absent):
+        seen = [Counter(discrete_outcomes(block)) for block in (present, absent)]
+        counts = np.array([[one[x] + 0.5 for one in seen] for x in seen[0] | seen[1]])
+    elif (marks := ReleaseMarks.from_sides(present, absent, values=MIN_VALUES)) is not None:
+        counts = np.stack([marks.find_marks(block).sum(0) + 0.5 for block in (present, absent)], 1)
+    else:
+        return 0.0
+    change = np.abs(np.log(counts[:, 0] / counts[:, 1])) - errors * np.sqrt((1 / counts).sum(1))
+    return max(0.0, float(change.max()))
+
+
+def _transcript_cost(
+    mechanism: BlackBox, pair: NeighbouringInputs, around: Callable[[Data], list[Data]], clock: CallBudget
+) -> float:
+    began = time.process_time()
+    try:
+        draw_transcripts(mechanism, around(pair.present), 3, clock)
+    except InputRefused:
+        return 1e-6
+    return (time.process_time() - began) / 3
+
+
+def effect_size(present: Transcripts, absent: Transcripts, axis: np.ndarray | None) -> float:
+    """The largest effect of any statistic, in standard deviations: learned on one half, seen on the other."""
+    first, second = zip(present.split_half(), absent.split_half())
+    best = 0.0
+    for how, statistic in learn_statistics(first[0], first[1], axis).items():
+        a, b = statistic(second[0]), statistic(second[1])
+        if not (np.isfinite(a).all() and np.isfinite(b).all()):
+            continue
+        gap, spread = abs(float(a.mean() - b.mean())), math.sqrt((float(a.var()) + float(b.var())) / 2)
+        if spread <= 1e-9 * gap:
+            effect = CERTAIN if gap else 0.0
+        else:
+            effect = min(gap / spread, CERTAIN) * (1.0 if how.startswith("shift") else 0.7)
+        best = max(best, effect)
+    return best

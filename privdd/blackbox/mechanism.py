@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import hashlib
 import json
+import multiprocessing
 import os
-import select
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from functools import partial
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 import numpy as np
 
+from attacks.statistics import shared_confidence
 from privdd.core.validation import BadConfig
+from privdd.runtime.files import to_plain_json
 
 LONG = 1000  # characters
 Data = Any  # update: list of arrays; aggregate: (list of updates, list of weights); records: array (n, d)
@@ -37,24 +41,20 @@ class Outcomes:
 
 @dataclass
 class BlackBox:
-    """A callable, made anew for each transcript where ``make`` makes it from a class.
-
-    make: -> f; torch: whether f wants tensors; plain: whether f is the named callable itself, and no adapter around it. calls counts
-    what was asked of it.
-    """
+    """A callable. make: -> f, asked for each transcript; fresh: whether it makes another one each time; torch: whether f wants
+    tensors; plain: whether f is the named callable itself, and no adapter around it; calls: counted."""
 
     make: Callable[[], Callable[..., Any]]
     kind: str
     torch: bool = False
     calls: int = 0
-    _one: Callable[..., Any] | None = field(default=None, repr=False)
     fresh: bool = True
     plain: bool = True
 
     def transcript(self, inputs: Sequence[Data]) -> Outcomes:
         """One instance called on each input in turn. Raises InputRefused for any error that it raises."""
         try:
-            f = self._make_instance()
+            f = self.make()
             numbers: list[np.ndarray] = []
             words: list[str] = []
             for data in inputs:
@@ -63,13 +63,6 @@ class BlackBox:
         except Exception as error:  # a stranger's code: whatever it raises is an answer
             raise InputRefused(f"{type(error).__name__}: {str(error)[:200]}") from error
         return _outcomes_of(numbers, words)
-
-    def _make_instance(self) -> Callable[..., Any]:
-        if self.fresh:
-            return self.make()
-        if self._one is None:
-            self._one = self.make()
-        return self._one
 
     def _call_once(self, f: Callable[..., Any], data: Data) -> Any:
         if self.kind == "aggregate":
@@ -98,30 +91,32 @@ def _outcomes_of(numbers: list[np.ndarray], words: list[str]) -> Outcomes:
 
 def flatten_value(value: Any, numbers: list[np.ndarray], words: list[str]) -> None:
     """Append every number under ``value`` and the words for what holds them."""
-    if isinstance(value, np.ndarray):
-        if value.dtype.kind in "fiub":
-            numbers.append(value.astype(np.float64).ravel())
-            words.append(f"{value.dtype.name}{value.shape}")
-        elif value.dtype.kind == "c":
-            numbers.append(np.stack([value.real, value.imag]).astype(np.float64).ravel())
-            words.append(f"{value.dtype.name}{value.shape}")
-        else:
-            words.append(_word_for(value.tolist()))
-    elif isinstance(value, (complex, np.complexfloating)):
-        flatten_value(np.asarray(value), numbers, words)
-    elif isinstance(value, (float, int, np.number)):
+    value = value.detach().cpu().numpy() if hasattr(value, "detach") else value
+    parts: Iterable[Any] = ()
+    if isinstance(value, np.ndarray | complex | np.complexfloating):
+        array = np.asarray(value)
+        if array.dtype.kind in "fiubc":
+            real = np.stack([array.real, array.imag]) if array.dtype.kind == "c" else array
+            numbers.append(real.astype(np.float64).ravel())
+        words.append(f"{array.dtype.name}{array.shape}" if array.dtype.kind in "fiubc" else _word_for(array.tolist()))
+    elif isinstance(value, float | int | np.number):
         numbers.append(np.array([float(value)]))
         words.append(type(value).__name__)
-    elif isinstance(value, (list, tuple)):
-        words.append(f"{type(value).__name__}{len(value)}")
-        for part in value:
-            flatten_value(part, numbers, words)
+    elif isinstance(value, str | bytes | None):
+        words.append(_word_for(value))
     elif isinstance(value, dict):
         words.append(f"dict{[str(key) for key in value]}")
-        for part in value.values():
-            flatten_value(part, numbers, words)
+        parts = value.values()
+    elif hasattr(value, "__dataclass_fields__"):
+        words.append(type(value).__name__)
+        parts = [getattr(value, name) for name in value.__dataclass_fields__]
+    elif hasattr(value, "__iter__"):
+        parts = value if isinstance(value, tuple) else list(value)
+        words.append(f"{type(parts).__name__}{len(parts)}")
     else:
-        _flatten_other(value, numbers, words)
+        raise TypeError(f"it returns a {type(value).__name__}: arrays, numbers, texts, lists or dicts are needed")
+    for part in parts:
+        flatten_value(part, numbers, words)
 
 
 def _word_for(value: Any) -> str:
@@ -130,23 +125,7 @@ def _word_for(value: Any) -> str:
     return text if len(text) <= LONG else hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def _flatten_other(value: Any, numbers: list[np.ndarray], words: list[str]) -> None:
-    detach = getattr(value, "detach", None)
-    if detach is not None:
-        flatten_value(detach().cpu().numpy(), numbers, words)
-    elif isinstance(value, (str, bytes, bool, type(None))):
-        words.append(_word_for(value))
-    elif hasattr(value, "__dataclass_fields__"):
-        words.append(type(value).__name__)
-        for name in value.__dataclass_fields__:
-            flatten_value(getattr(value, name), numbers, words)
-    elif hasattr(value, "__iter__"):
-        flatten_value(list(value), numbers, words)
-    else:
-        raise TypeError(f"it returns a {type(value).__name__}: arrays, numbers, texts, lists or dicts are needed")
-
-
-LARGEST = 50_000_000
+LARGEST = 50_000_000  # bytes of an answer
 
 
 class ChildStopped(BadConfig):
@@ -158,53 +137,57 @@ def run_in_child(
     seconds: float,
     told: Callable[[Mapping[str, Any]], None] = lambda note: None,
 ) -> dict[str, Any]:
-    """Run ``work(say)`` in a forked process -> what it returns, as JSON takes it.
-
-    told: called here with everything that work says on the way. Raises BadConfig with the message of a BadConfig
-    there, and Stopped after ``seconds`` of wall time or where the process dies.
-    """
+    """Run ``work(say)`` in a forked process -> what it returns, as JSON takes it. told: called here with everything that
+    work says on the way. Raises BadConfig with the message of a BadConfig there, and ChildStopped after ``seconds`` of
+    wall time or where the process dies."""
     if not hasattr(os, "fork"):
         raise BadConfig("checks need a system with os.fork (Linux, macOS)")
-    reader, writer = os.pipe()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    child = os.fork()
-    if child == 0:
-        os.close(reader)
-        _child_main(work, writer)
-    os.close(writer)
+    context, ends = multiprocessing.get_context("fork"), time.monotonic() + seconds
+    reader, writer = context.Pipe(duplex=False)
+    child = context.Process(target=_child_main, args=(work, writer))
+    child.start()
+    writer.close()
     try:
-        return _read_answer(reader, seconds, told)
+        while reader.poll(max(0.0, ends - time.monotonic())):
+            ((what, value),) = json.loads(reader.recv_bytes(LARGEST)).items()
+            if what == "answer":
+                return value
+            if what == "refused":
+                raise BadConfig(value)
+            if what == "broken":
+                raise BadConfig(f"the check broke off: {value}")
+            told(value)
+        raise ChildStopped(f"the mechanism was stopped after {seconds:g} s without an answer")
+    except EOFError:
+        raise ChildStopped("the mechanism ended its process (it exited, crashed or ran out of memory)") from None
+    except OSError:
+        raise ChildStopped("the answer is too large") from None
     finally:
-        os.close(reader)
+        reader.close()
         _stop_child(child)
 
 
-def _child_main(work: Callable[..., Mapping[str, Any]], writer: int) -> None:
+def _child_main(work: Callable[..., Mapping[str, Any]], writer: Connection) -> None:
     """In the child: never returns."""
-    code = 1
+
+    def send(what: str, value: Any) -> None:
+        writer.send_bytes(json.dumps(to_plain_json({what: value})).encode())
+
     try:
         os.setpgid(0, 0)
         _reseed_generators()
-
-        def send_note(note: Mapping[str, Any]) -> None:
-            _write_answer(writer, {"note": note})
-
         try:
-            _write_answer(writer, {"answer": work(send_note)})
+            send("answer", work(partial(send, "note")))
         except BadConfig as error:
-            _write_answer(writer, {"refused": str(error)})
+            send("refused", str(error))
         except Exception as error:  # told to the parent, which says it in one line
-            _write_answer(writer, {"broken": f"{type(error).__name__}: {error}"})
-        code = 0
+            send("broken", f"{type(error).__name__}: {error}")
     finally:
-        os._exit(code)
+        os._exit(0)
 
 
 def _reseed_generators() -> None:
     """Global generators that were inherited would give every child the same noise."""
-    import numpy as np
-
     fresh = int.from_bytes(os.urandom(7), "little")
     np.random.seed(fresh % 2**32)  # noqa: NPY002 - the stranger's code may draw from it
     sys.modules["random"].seed(fresh)
@@ -212,49 +195,142 @@ def _reseed_generators() -> None:
         sys.modules["torch"].default_generator.manual_seed(fresh)
 
 
-def _write_answer(writer: int, value: Mapping[str, Any]) -> None:
-    from privdd.runtime.files import to_plain_json
-
-    data = json.dumps(to_plain_json(value), allow_nan=True).encode() + b"\n"
-    while data:
-        data = data[os.write(writer, data) :]
-
-
-def _read_answer(reader: int, seconds: float, told: Callable[[Mapping[str, Any]], None]) -> dict[str, Any]:
-    ends, waiting = time.monotonic() + seconds, b""
-    while True:
-        left = ends - time.monotonic()
-        if left <= 0 or not select.select([reader], [], [], left)[0]:
-            raise ChildStopped(f"the mechanism was stopped after {seconds:g} s without an answer")
-        part = os.read(reader, 65536)
-        if not part:
-            raise ChildStopped("the mechanism ended its process (it exited, crashed or ran out of memory)")
-        waiting += part
-        if len(waiting) > LARGEST:
-            raise ChildStopped("the answer is too large")
-        *lines, waiting = waiting.split(b"\n")
-        for line in lines:
-            value = json.loads(line)
-            if "answer" in value:
-                return value["answer"]
-            if "refused" in value:
-                raise BadConfig(value["refused"])
-            if "broken" in value:
-                raise BadConfig(f"the check broke off: {value['broken']}")
-            told(value["note"])
-
-
-def _stop_child(child: int) -> None:
+def _stop_child(child: BaseProcess) -> None:
     """The child and everything that it started."""
     try:
-        os.killpg(child, signal.SIGKILL)
+        os.killpg(int(child.pid or 0), signal.SIGKILL)
     except ProcessLookupError:  # it has no group of its own yet
-        with suppress(ProcessLookupError):
-            os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
+        child.kill()
+    child.join()
 
 
-def add_search_folder(folder: Path) -> None:
-    """Modules of the folder that the command was started in can be named."""
-    if str(folder) not in sys.path:
-        sys.path.insert(0, str(folder))
+WAITS = 12
+NUMBERS = 30_000_000  # in memory at a time
+
+
+class OutOfTime(Exception):
+    """The budget is spent: what is known so far is the answer."""
+
+
+@dataclass
+class CallBudget:
+    """seconds of processor time and calls; a mechanism that waits is stopped at ``WAITS`` times the seconds on the wall."""
+
+    seconds: float
+    calls: int
+    began: float = field(default_factory=time.process_time)
+    wall: float = field(default_factory=time.monotonic)
+
+    def seconds_left(self) -> float:
+        worked, waited = time.process_time() - self.began, time.monotonic() - self.wall
+        return self.seconds - max(worked, waited / WAITS)
+
+    def check_budget(self, mechanism: BlackBox) -> None:
+        if self.is_spent(mechanism):
+            raise OutOfTime
+
+    def is_spent(self, mechanism: BlackBox) -> bool:
+        return self.seconds_left() <= 0 or mechanism.calls >= self.calls
+
+    def split_share(self, mechanism: BlackBox, share: float) -> CallBudget:
+        """A budget of a share of the time and of the calls that are left."""
+        calls = mechanism.calls + int(share * (self.calls - mechanism.calls))
+        return CallBudget(share * self.seconds_left(), calls)
+
+
+@dataclass(frozen=True)
+class Transcripts:
+    """Of one input: rows (n, T, m), the numbers of each call (zeros where the shape is not the usual one), and (n,) codes
+    of the rest."""
+
+    rows: np.ndarray
+    codes: list[str]
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+    def __getitem__(self, which: slice) -> Transcripts:
+        return Transcripts(self.rows[which], self.codes[which])
+
+    def split_half(self) -> Sides:
+        """(the first half, the second)."""
+        return self[: len(self) // 2], self[len(self) // 2 :]
+
+    @property
+    def most_common_code(self) -> str:
+        return Counter(self.codes).most_common(1)[0][0]
+
+
+Sides = tuple[Transcripts, Transcripts]  # of an input with the record, and of one without it
+
+
+@dataclass(frozen=True)
+class PairSample:
+    """Transcripts of neighbours, to learn from and to judge. axis: direction (m,) of the record, if known; shift (T, m):
+    what it adds exactly, where that was seen without noise."""
+
+    trained: Sides
+    fresh: Sides
+    axis: np.ndarray | None = None
+    shift: np.ndarray | None = None
+
+
+def join_transcripts(one: Transcripts, other: Transcripts) -> Transcripts:
+    """Transcripts of the same input, drawn at two times."""
+    return Transcripts(np.concatenate([one.rows, other.rows]), [*one.codes, *other.codes])
+
+
+def transcript_totals(block: Transcripts) -> np.ndarray:
+    """(n, m): the sum over a transcript's calls, sufficient for a shift under independent Gaussian noise."""
+    return block.rows.sum(1)
+
+
+def draw_transcripts(
+    mechanism: BlackBox, inputs: Sequence[Data], count: int, clock: CallBudget, *, joined: bool = False
+) -> Transcripts:
+    """``count`` transcripts; joined: all calls as one long vector, rows (n, 1, T m). Raises InputRefused, OutOfTime."""
+    found = []
+    for at in range(count):
+        if at % 32 == 0:
+            clock.check_budget(mechanism)
+        found.append(mechanism.transcript(inputs))
+    sizes = Counter(len(one.numbers) for one in found)
+    size = sizes.most_common(1)[0][0]
+    codes = [one.signature for one in found]
+    rows = np.stack([one.numbers if len(one.numbers) == size else np.zeros(size) for one in found])
+    calls = 1 if joined or size % len(inputs) else len(inputs)
+    return Transcripts(rows.reshape(count, calls, size // calls), codes)
+
+
+SHARES = 100
+
+
+@dataclass(frozen=True)
+class BoundLevel:
+    """What a lower bound on epsilon is asked for."""
+
+    delta: float
+    confidence: float
+
+    @property
+    def error(self) -> float:
+        return 1 - self.confidence
+
+
+class OutOfShares(OutOfTime):
+    """Every share is taken: a further bound would not hold at the confidence that is said."""
+
+
+@dataclass
+class ErrorShares:
+    """confidence: of all tests together, by the union bound; taken: tests so far, at most ``SHARES``."""
+
+    confidence: float
+    taken: int = 0
+
+    def next_confidence(self, tests: int = 1) -> float:
+        """The confidence of the next test, or of each of several. Raises OutOfShares where fewer are left."""
+        if self.taken + tests > SHARES:
+            raise OutOfShares
+        self.taken += tests
+        return shared_confidence(self.confidence, SHARES)

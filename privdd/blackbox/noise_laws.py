@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from functools import reduce
 
 import numpy as np
 from scipy import stats
@@ -14,8 +14,7 @@ from attacks.epsilon import gaussian_epsilon
 from attacks.statistics import lower_limit
 from privdd.blackbox.claim import TINY
 from privdd.blackbox.distinguishers import NoiseMetric, shift_directions
-from privdd.blackbox.mechanism import Data
-from privdd.blackbox.transcripts import BoundLevel, PairSample, Sides, Transcripts, transcript_totals
+from privdd.blackbox.mechanism import BoundLevel, PairSample, Sides, Transcripts, transcript_totals
 
 NOT_REJECTED = 1e-4  # p-value above which a law is taken for the noise's
 POOL = 40_000
@@ -27,29 +26,25 @@ CARRIES = 0.1  # of the largest variance in a projection: numbers with less hard
 
 @dataclass(frozen=True)
 class ShiftBound:
-    """law: gaussian, laplace, or other (no epsilon is said then); mu: shift over noise, best guess, and from below.
-
-    epsilon: from below at the asked confidence; about: from the best guess; exact: whether the shift was no estimate.
-    """
+    """law: gaussian, laplace, ... or other (no epsilon then); mu, mu_low: shift over noise, best guess and from below;
+    epsilon, about: from both; exact: whether the shift was no estimate."""
 
     law: str
-    mu: float
-    mu_low: float
-    epsilon: float
-    about: float
-    transcripts: int
+    mu: float = 0.0
+    mu_low: float = 0.0
+    epsilon: float = 0.0
+    about: float = 0.0
+    transcripts: int = 0
     exact: bool = False
 
 
-NOTHING = ShiftBound("other", 0.0, 0.0, 0.0, 0.0, 0)
+NOTHING = ShiftBound("other")
 
 
 def bound_shift(pair: PairSample, level: BoundLevel) -> ShiftBound:
-    """The cost of the shift between two inputs. NOTHING where there is no shift, no noise, or no law for it.
-
-    Fresh transcripts are projected on a direction learned beforehand. Where residuals are normal, mu-GDP gives epsilon
-    (Dong, Roth and Su 2022); where each number's are Laplace, it is that of the Laplace mechanism with the shift seen.
-    """
+    """The cost of the shift between two inputs. NOTHING where there is no shift, no noise, or no law for it. Fresh
+    transcripts are projected on a direction learned beforehand. Where residuals are normal, mu-GDP gives epsilon (Dong,
+    Roth and Su 2022); where each number's are Laplace, it is that of the Laplace mechanism with the shift seen."""
     found = _directions_and_totals(pair, LEAST_SHIFT_VALUES)
     if found is None:
         return NOTHING
@@ -65,7 +60,7 @@ def bound_shift(pair: PairSample, level: BoundLevel) -> ShiftBound:
     mu = gap / spread
     passes = law == "gaussian" and is_normal(y) and is_normal(z)
     if not passes or law_of_calls(*_keep_weighted_numbers((*pair.trained, *pair.fresh), w)) != "gaussian":
-        return ShiftBound("other", mu, 0.0, 0.0, 0.0, len(y) + len(z))
+        return ShiftBound("other", mu, transcripts=len(y) + len(z))
     low = mu_from_below(y, z, level.confidence)
     at = max(level.delta, 1e-12)
     return ShiftBound("gaussian", mu, low, gaussian_epsilon(low, at), gaussian_epsilon(mu, at), len(y) + len(z))
@@ -88,20 +83,16 @@ def mu_from_below(y: np.ndarray, z: np.ndarray, confidence: float) -> float:
 
 
 def _keep_weighted_numbers(sides: tuple[Transcripts, ...], w: np.ndarray) -> list[Transcripts]:
-    """The same transcripts with those numbers alone that a projection on w (m,) is made of: the law of a count beside a
-    hundred normal numbers shows in it, and hardly in all together."""
+    """The same transcripts with those numbers alone that weigh in a projection on w (m,): a count among normal numbers
+    shows."""
     variance = np.square(w) * np.sum([transcript_totals(block).var(0) for block in sides], axis=0)
     kept = variance >= CARRIES * variance.max()
     return [Transcripts(block.rows[:, :, kept], block.codes) for block in sides]
 
 
 def law_of_calls(*sides: Transcripts, pool: int = POOL) -> str:
-    """The law of the sums over the calls of a transcript: "other" below ``VALUES`` noised numbers, which tell laws apart
-    too badly. pool: numbers that are looked at, at most.
-
-    A sum of many is nearly normal in its middle whatever its parts are, and not in its tails, so it is gaussian only where
-    the noise of each call is.
-    """
+    """The law of the sums over the calls of a transcript, of ``pool`` numbers at most: "other" below ``VALUES`` of them;
+    gaussian only where each call is, as a sum of many is nearly normal in its middle and not in its tails."""
     calls = [block.rows.reshape(len(block), -1) for block in sides]
     if calls[0].shape[1] != calls[-1].shape[1]:
         return "other"
@@ -110,9 +101,8 @@ def law_of_calls(*sides: Transcripts, pool: int = POOL) -> str:
         return "other"
     if sides[0].rows.shape[1] == 1:
         return noise_law(each, pool)
-    law = noise_law(
-        np.concatenate([transcript_totals(block) - transcript_totals(block).mean(0) for block in sides]), pool
-    )
+    totals = [transcript_totals(block) for block in sides]
+    law = noise_law(np.concatenate([one - one.mean(0) for one in totals]), pool)
     return law if law != "gaussian" or noise_law(each, pool) == "gaussian" else "other"
 
 
@@ -149,24 +139,20 @@ def is_normal(values: np.ndarray) -> bool:
 
 
 def _bound_laplace_shift(trained: Sides, a: np.ndarray, b: np.ndarray, level: BoundLevel) -> ShiftBound:
-    """Lower bound of the epsilon of independent Laplace numbers shifted as seen, signs and places learned before.
-
-    Of the numbers that the record moves each side is to be Laplace noise by itself: skew that the record turns round is
-    not seen on both together.
-    """
+    """Epsilon from below of independent Laplace numbers, signs and places learned before. Each side is tested by itself:
+    skew that the record turns round is not seen on both together."""
     before = [transcript_totals(block) for block in trained]
     metric, seen = NoiseMetric.from_sides(*before), before[0].mean(0) - before[1].mean(0)
     error = metric.std * math.sqrt(1 / len(before[0]) + 1 / len(before[1]))
     signs = np.where(np.abs(seen) > 3 * error, np.sign(seen), 0.0)
-    kept = distinct_numbers(
-        np.concatenate([side - np.median(side, 0) for side in before]), np.flatnonzero(signs), np.abs(seen) / error
-    )
+    noise = np.concatenate([side - np.median(side, 0) for side in before])
+    kept = distinct_numbers(noise, np.flatnonzero(signs), np.abs(seen) / error)
     n = len(a) + len(b)
     if not len(kept):
-        return ShiftBound("laplace", 0.0, 0.0, 0.0, 0.0, n)
+        return ShiftBound("laplace", transcripts=n)
     each = [(side - np.median(side, 0))[:, kept] for side in (a, b)]
     if not all(one.size >= VALUES / 2 and noise_law(one) == "laplace" for one in each):
-        return ShiftBound("other", 0.0, 0.0, 0.0, 0.0, n)
+        return ShiftBound("other", transcripts=n)
     residuals = np.concatenate(each)
     tail = stats.norm.isf(level.error / (2 * len(kept)))
     scale = np.abs(residuals).mean(0)
@@ -176,15 +162,14 @@ def _bound_laplace_shift(trained: Sides, a: np.ndarray, b: np.ndarray, level: Bo
     high = scale * (1 + tail / math.sqrt(len(residuals)))
     low = max(0.0, float((gap / high).sum()) - total_error)
     shrunk = np.maximum(relative, 0) * low / max(float(np.maximum(relative, 0).sum()), 1e-300)
-    epsilon, about = (
-        composed_epsilon("laplace", each, np.ones(len(each)), 1.0, level.delta) for each in (shrunk, relative)
-    )
+    units = np.ones(len(relative))
+    epsilon, about = (composed_epsilon("laplace", steps, units, 1.0, level.delta) for steps in (shrunk, relative))
     return ShiftBound("laplace", float(np.linalg.norm(relative)) / math.sqrt(2), low, epsilon, about, n)
 
 
 def distinct_numbers(residuals: np.ndarray, kept: np.ndarray, weight: np.ndarray) -> np.ndarray:
-    """Those of the numbers ``kept`` whose noise is not that of one before it, heaviest first: some are released twice, in
-    other words or with another sign, and count once."""
+    """Those of the numbers ``kept`` whose noise is not that of one before it, heaviest first: what is released twice counts
+    once."""
     kept = kept[np.argsort(-weight[kept], kind="stable")]
     if len(kept) < 2:
         return kept
@@ -194,8 +179,7 @@ def distinct_numbers(residuals: np.ndarray, kept: np.ndarray, weight: np.ndarray
     same = np.nan_to_num(np.maximum(*alike)) > limit
     chosen: list[int] = []
     for at in range(len(kept)):
-        if not same[at, chosen].any():
-            chosen.append(at)
+        chosen += [] if same[at, chosen].any() else [at]
     return np.sort(kept[chosen])
 
 
@@ -205,11 +189,8 @@ FINEST = 1e-4  # of its losses
 
 
 def composed_epsilon(law: str, steps: np.ndarray, scale: np.ndarray, share: float, delta: float) -> float:
-    """Epsilon at ``delta`` of independent numbers, each shifted by ``steps`` (k,) times its scale; share: of each step that counts.
-
-    law: gaussian, laplace, discrete laplace or discrete gaussian. Of more than ``LEVELS`` different steps, those of Laplace noise are rounded
-    down, and the smaller ones on a lattice left out, which only lowers epsilon.
-    """
+    """Epsilon at ``delta`` of independent numbers of a law of ``BY_NUMBER``, shifted by ``share`` of ``steps`` (k,) times
+    their scale; of more than ``LEVELS`` different steps rounded down, which only lowers it."""
     from dp_accounting.pld import privacy_loss_distribution as pld
 
     steps, scale = steps[steps > 0], scale[steps > 0]
@@ -218,7 +199,6 @@ def composed_epsilon(law: str, steps: np.ndarray, scale: np.ndarray, share: floa
         return gaussian_epsilon(float(np.linalg.norm(steps)) * share, max(delta, TINY))
     if delta == 0 and law != "discrete gaussian":
         return total
-    made: Any = None
     cell = max(FINEST, (total if law != "discrete gaussian" else 10 * total + float((steps**2).sum())) / CELLS)
     options = {"pessimistic_estimate": False, "value_discretization_interval": cell, "use_connect_dots": False}
     if law == "laplace":
@@ -228,6 +208,7 @@ def composed_epsilon(law: str, steps: np.ndarray, scale: np.ndarray, share: floa
             steps, scale = steps[steps > 0], scale[steps > 0]
     counted = np.unique(np.stack([np.round(steps * scale, 12), np.round(scale, 12)]), axis=1, return_counts=True)
     order = np.argsort(-counted[0][0] / counted[0][1] * counted[1])[:LEVELS]
+    losses = []
     for shift, width, count in zip(*counted[0][:, order], counted[1][order]):
         if law == "laplace":
             one = pld.from_laplace_mechanism(width / (shift * share), **options)
@@ -235,9 +216,8 @@ def composed_epsilon(law: str, steps: np.ndarray, scale: np.ndarray, share: floa
             one = pld.from_discrete_laplace_mechanism(share / width, round(shift), **options)
         else:
             one = pld.from_discrete_gaussian_mechanism(width / share, round(shift), **options)
-        one = one.self_compose(int(count)) if count > 1 else one
-        made = one if made is None else made.compose(one)
-    return float(made.get_epsilon_for_delta(max(delta, TINY)))
+        losses.append(one.self_compose(int(count)) if count > 1 else one)
+    return float(reduce(lambda one, other: one.compose(other), losses).get_epsilon_for_delta(max(delta, TINY)))
 
 
 LEAST_TAIL_VALUES = 1000  # transcripts a side
@@ -245,17 +225,10 @@ FURTHEST = 5.0  # standard deviations: beyond them the law is taken on trust alo
 TAIL_GRID = np.linspace(-1.0, FURTHEST, 49)
 
 
-def is_quiet(data: Data, nothing: float) -> bool:
-    """Whether nothing but (nearly) zeros is in the data."""
-    arrays = [data] if isinstance(data, np.ndarray) else data[0] if isinstance(data, tuple) else [data]
-    return all(bool(np.all(np.abs(a) <= nothing)) for part in arrays for a in part)
-
-
 def tail_epsilon(pair: PairSample, level: BoundLevel) -> float:
-    """Lower bound on epsilon of a record that shows in some releases only, such as a sampled one; 0 where the side without it is
-    not normal. How often it shows is counted; how rare that is without it follows from the noise's own law, with mean and
-    deviation at the worse end of their confidence intervals. Direction and threshold were learned before.
-    """
+    """Lower bound on epsilon of a record that shows in some releases only, such as a sampled one; 0 where the side
+    without it is not normal. How often it shows is counted; how rare that is without it follows from the noise's own law,
+    with mean and deviation at the worse end of their confidence intervals. Direction and threshold were learned before."""
     found = _over_normal_noise(pair, LEAST_TAIL_VALUES)
     if found is None:
         return 0.0
@@ -280,9 +253,8 @@ def _over_normal_noise(pair: PairSample, least: int) -> tuple[list[np.ndarray], 
 
 
 def _plan_threshold(y: np.ndarray, z: np.ndarray, delta: float) -> tuple[float, float]:
-    """The most promising threshold (in units of the release), and what it promises."""
-    found = [(_bound_tail(y, z, t, delta, 0.1), t) for t in float(z.mean()) + float(z.std(ddof=1)) * TAIL_GRID]
-    return max(found)
+    """(what the most promising threshold promises, the threshold in units of the release)."""
+    return max((_bound_tail(y, z, t, delta, 0.1), t) for t in float(z.mean()) + float(z.std(ddof=1)) * TAIL_GRID)
 
 
 def _bound_tail(y: np.ndarray, z: np.ndarray, at: float, delta: float, error: float) -> float:
@@ -316,17 +288,12 @@ def sampled_epsilon(pair: PairSample, level: BoundLevel) -> float:
     if found is None:
         return 0.0
     ways, a, b = found
-    before = transcript_totals(pair.trained[0]), transcript_totals(pair.trained[1])
-    w = max(ways, key=lambda w: abs(_standardised_gap(*before, w)))
-    w = w * (1.0 if _standardised_gap(*before, w) > 0 else -1.0)
+    one, other = map(transcript_totals, pair.trained)
+    gaps = [float((one @ w).mean() - (other @ w).mean()) / max(float((other @ w).std()), 1e-300) for w in ways]
+    at = int(np.argmax(np.abs(gaps)))
+    w = ways[at] * (1.0 if gaps[at] > 0 else -1.0)
     y, z = a @ w, b @ w
     return epsilon_from_moments(y, z, level.delta, level.error) if is_normal(z) and _fits_mixture(y, z) else 0.0
-
-
-def _standardised_gap(a: np.ndarray, b: np.ndarray, w: np.ndarray) -> float:
-    """Shift over noise along ``w``."""
-    noise = float((b @ w).std())
-    return float((a @ w).mean() - (b @ w).mean()) / noise if noise > 0 else 0.0
 
 
 def _fits_mixture(y: np.ndarray, z: np.ndarray) -> bool:
@@ -350,8 +317,8 @@ def two_point_law(mean: float, variance: float, third: float) -> tuple[float, fl
 
 
 def epsilon_from_moments(y: np.ndarray, z: np.ndarray, delta: float, error: float) -> float:
-    """The smallest epsilon on the ellipsoid that normal limits give the three moments and the noise's deviation: half of the
-    error is for the side on which epsilon is smaller."""
+    """The smallest epsilon on the ellipsoid that normal limits give three moments and the noise's deviation, half of the
+    error each."""
     (seen, of_seen), (noise, of_noise) = _three_moments(y), _three_moments(z)
     deviation = math.sqrt(noise[1])
     slopes = np.vstack([-np.eye(3), [0.0, 0.5 / deviation, 0.0]])  # of (moments of X, deviation) by z's moments
@@ -377,8 +344,8 @@ def _three_moments(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def two_point_epsilon(low: float, high: float, q: float, noise: float, delta: float) -> float:
-    """Epsilon at ``delta`` > 0 of normal noise, shifted to ``high`` with a chance of q and to ``low`` otherwise, over
-    thresholds far enough above both."""
+    """Epsilon at ``delta`` > 0 of normal noise shifted to ``high`` with a chance of q, else to ``low``, over thresholds
+    above both."""
     t = high / noise + ABOVE + SAMPLED_GRID
     beyond = q * ndtr(high / noise - t) + (1 - q) * ndtr(low / noise - t) - delta
     kept = beyond > 0
@@ -446,9 +413,8 @@ def symmetric_epsilon(seen: NoiseFrame, trained: Sides, fresh: Sides, level: Bou
     direction, pass a threshold that was learned before. How often it comes with the record is counted. Nothing is assumed of
     how the length is distributed, so sound noise of any length (density exp(-epsilon |x|) too) is not accused.
     """
-    if min(map(len, fresh)) < LEAST_SYMMETRIC_VALUES or any(
-        transcript_totals(block).shape[1] != len(seen.way) for block in (*trained, *fresh)
-    ):
+    sizes = {transcript_totals(block).shape[1] for block in (*trained, *fresh)}
+    if min(map(len, fresh)) < LEAST_SYMMETRIC_VALUES or sizes != {len(seen.way)}:
         return 0.0
     before = [seen.split_releases(block) for block in trained]
     odds = max(ODDS, key=lambda one: _bound_spherical(seen, before[0], before[1], float(one), level))
@@ -462,11 +428,8 @@ def is_spherical(noise: SplitReleases) -> bool:
     law = stats.beta((d - 1) / 2, (d - 1) / 2, -1, 2)
     cosines = (noise.numbers / length[:, None])[: POOL // d + 1].ravel()
     along = noise.along / length
-    p = [
-        stats.kstest(cosines, law.cdf).pvalue,
-        stats.kstest(along, law.cdf).pvalue,
-        stats.spearmanr(np.square(along), length).pvalue,
-    ]
+    uneven = stats.spearmanr(np.square(along), length)
+    p = [one.pvalue for one in (stats.kstest(cosines, law.cdf), stats.kstest(along, law.cdf), uneven)]
     return bool(min(p) > NOT_REJECTED)
 
 
@@ -498,3 +461,131 @@ def _event_chance(length: np.ndarray, odds: float, seen: NoiseFrame, half: float
     bend = odds * np.square(length) / ((len(seen.way) - 1) * seen.shift * wide)
     root = 2 * (half + bend) / (length + np.sqrt(np.square(length) + 4 * bend * (half + bend)))
     return betainc((len(seen.way) - 1) / 2, (len(seen.way) - 1) / 2, np.clip((1 - root) / 2, 0.0, 1.0))
+
+
+SAME_VALUE = 1e-9  # of the largest: two values that are one, but for rounding
+ALIKE_ERRORS = 5.0  # standard errors that scales of one noise differ by at most
+ON_LATTICE = ("discrete laplace", "discrete gaussian")
+BY_NUMBER = ("gaussian", "laplace", *ON_LATTICE)
+
+
+def exact_shift_bound(pair: PairSample, level: BoundLevel) -> ShiftBound | None:
+    """``bound_shift`` where the shift is known: the noise (Gaussian, Laplace, or these on a lattice) has an estimated
+    scale, whose confidence only epsilon from below takes into account. None without a known shift or law."""
+    if pair.shift is None or not pair.shift.any() or min(map(len, pair.fresh)) < LEAST_SHIFT_VALUES:
+        return None
+    width = {block.rows.shape[1:] for block in (*pair.trained, *pair.fresh)}
+    if width != {pair.shift.shape}:
+        return None
+    rows = [block.rows.reshape(len(block), -1) for block in pair.fresh]
+    sides = [side - np.quantile(side, 0.5, axis=0, method="lower") for side in rows]
+    noised, moved = np.logical_and(*(side.any(0) for side in sides)), pair.shift.ravel() != 0
+    for places in (noised, moved):  # numbers that stay tell the scale too, if their noise is of the same law
+        found = _bound_by_number(np.abs(pair.shift.ravel()), sides, np.flatnonzero(places | moved), level)
+        if found is not None:
+            return found
+    return _bound_gaussian(pair, pair.shift.sum(0), level)
+
+
+def _bound_gaussian(pair: PairSample, shift: np.ndarray, level: BoundLevel) -> ShiftBound | None:
+    """Of numbers that share noise: along the direction that its metric and the shift give, noise is normal on both sides."""
+    if law_of_calls(*pair.fresh) != "gaussian":
+        return None
+    way = NoiseMetric.from_sides(*map(transcript_totals, pair.trained)).whiten_vector(shift)
+    if not np.isfinite(way).all() or not way.any():
+        return None
+    y, z = (transcript_totals(block) @ (way / np.linalg.norm(way)) for block in pair.fresh)
+    gap, spread = abs(float(shift @ way)) / float(np.linalg.norm(way)), max(float(y.std(ddof=1)), float(z.std(ddof=1)))
+    if spread <= 1e-9 * gap or not (is_normal(y) and is_normal(z)):
+        return None
+    freedom = len(y) + len(z) - 2
+    pooled = math.sqrt(((len(y) - 1) * float(y.var(ddof=1)) + (len(z) - 1) * float(z.var(ddof=1))) / freedom)
+    low = gap / (pooled * math.sqrt(freedom / stats.chi2.ppf(level.error, freedom)))
+    about, at, n = gap / pooled, max(level.delta, TINY), len(y) + len(z)
+    return ShiftBound("gaussian", about, low, gaussian_epsilon(low, at), gaussian_epsilon(about, at), n, True)
+
+
+def _bound_by_number(
+    shift: np.ndarray, sides: list[np.ndarray], places: np.ndarray, level: BoundLevel
+) -> ShiftBound | None:
+    """Numbers at ``places`` with independent noise of one law, each shifted by ``shift`` (M,). sides (n, M): noise of both."""
+    kept = distinct_numbers(np.concatenate(sides), places, shift)
+    if np.count_nonzero(shift[kept]) < np.count_nonzero(shift):
+        return None
+    parts = [side[:, kept] for side in sides]
+    law = next((law for law in BY_NUMBER if all(follows_law(law, part) for part in parts)), None)
+    if law is None:
+        return None
+    noise = np.concatenate(parts)
+    unit = lattice_step(noise) if law in ON_LATTICE else 1.0
+    if law in ON_LATTICE and np.abs(shift[kept] / unit - np.rint(shift[kept] / unit)).max() > 1e-6:
+        return None
+    scale, error = fit_scale(law, noise / unit)
+    steps = shift[kept] / unit / scale
+    spread = 1.0 if np.ptp(scale) == 0 or law == "gaussian" else float(np.linalg.norm(steps) / steps.sum())
+    share = max(0.0, 1 - float(stats.norm.isf(level.error)) * error * spread)
+    low, about = (composed_epsilon(law, steps, scale, one, level.delta) for one in (share, 1.0))
+    mu = float(np.linalg.norm(steps)) / (math.sqrt(2.0) if law == "laplace" else 1.0)
+    return ShiftBound(law, mu, mu * share, low, about, len(noise), True)
+
+
+def follows_law(law: str, noise: np.ndarray, pool: int = POOL) -> bool:
+    """Whether noise (n, k), about its middle, is not rejected as of this law."""
+    if noise.size < VALUES / 2:
+        return False
+    if law not in ON_LATTICE:
+        return noise_law(noise, pool) == law
+    step = lattice_step(noise)
+    if step == 0:
+        return False
+    whole = np.rint(noise.ravel() / step).astype(int)[:pool]
+    scale = float(fit_scale(law, noise / step)[0][0])
+    k = np.arange(-(np.abs(whole).max() + 1), np.abs(whole).max() + 2)
+    weight = np.exp(-np.abs(k) / scale if law == "discrete laplace" else -(k**2) / (2 * scale**2))
+    expected = weight / weight.sum() * len(whole)
+    seen = np.bincount(whole - k[0], minlength=len(k))
+    common = expected >= 10
+    if common.sum() < 2:
+        return False
+    table = [np.append(one[common], one[~common].sum()) for one in (seen, expected)]
+    table = [one if table[1][-1] >= 1 else one[:-1] for one in table]
+    freedom = len(table[1]) - 2  # the scale was fitted
+    return freedom < 1 or bool(stats.chi2.sf(((table[0] - table[1]) ** 2 / table[1]).sum(), freedom) > NOT_REJECTED)
+
+
+def has_law(law: str, block: Transcripts, pool: int) -> bool:
+    """Whether the noise of transcripts of one input is not rejected as of this law, among at most ``pool`` numbers."""
+    if law == "gaussian" or (law == "laplace" and block.rows.shape[1] == 1):
+        return law_of_calls(block, pool=pool) == law
+    rows = block.rows.reshape(len(block), -1)
+    noise = rows - np.quantile(rows, 0.5, axis=0, method="lower")
+    return follows_law(law, noise[:, noise.any(0)], pool)
+
+
+def lattice_step(noise: np.ndarray) -> float:
+    """The step of the lattice on which noise (n, k) lies; 0 for continuous noise."""
+    values = np.unique(np.asarray(noise[:POOL], float))
+    if len(values) < 2 or len(values) > 0.1 * noise[:POOL].size:
+        return 0.0
+    steps = np.diff(values)
+    step = float(steps[steps > SAME_VALUE * np.abs(values).max()].min(initial=np.inf))  # 0.3 has neighbours in floats
+    return step if np.isfinite(step) and bool((np.abs(noise / step - np.rint(noise / step)) < 1e-6).all()) else 0.0
+
+
+def fit_scale(law: str, noise: np.ndarray) -> tuple[np.ndarray, float]:
+    """(k,) scales of noise (n, k) and their relative standard error; one for all where they do not differ. Gaussian:
+    deviation; Laplace: mean size; of whole numbers with chances as exp(-|i|/s) or exp(-i^2/(2 s^2)): s."""
+    size = np.abs(noise)
+    mean = float(size.mean())
+    if law not in ON_LATTICE:
+        scale = noise.std(0) if law == "gaussian" else size.mean(0)
+        error = (math.sqrt(0.5) if law == "gaussian" else 1.0) / math.sqrt(len(noise))
+        mean = float(scale.mean())
+        alike = bool((np.abs(scale / mean - 1) < ALIKE_ERRORS * error).all())
+        return (np.full(len(scale), mean), error / math.sqrt(len(scale))) if alike else (scale, error)
+    if law == "discrete gaussian":
+        square = np.square(noise)
+        error = float(square.std() / square.mean()) / 2 / math.sqrt(noise.size)
+        return np.full(noise.shape[1], math.sqrt(float(square.mean()))), error
+    q = (math.sqrt(1 + mean**2) - 1) / mean  # of a mean size 2 q / (1 - q^2)
+    return np.full(noise.shape[1], -1 / math.log(q)), float(size.std()) / mean / math.sqrt(noise.size)

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import gc
+import os
+import random
+import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any
+from unittest import mock
 
 import numpy as np
 from scipy import stats
 
 from attacks.epsilon import clopper_pearson
-from privdd.blackbox.inputs import NeighbouringInputs, counted_neighbours
+from privdd.blackbox.inputs import NeighbouringInputs, counted_neighbours, size_of_data
 from privdd.blackbox.mechanism import BlackBox, Data, InputRefused
-from privdd.blackbox.randomness import FrozenSources
-from privdd.blackbox.screening import size_of_data
 from privdd.blackbox.stages import ExaminationState
 
 ROUNDING = {"float16": 2e-3, "float32": 1e-6}  # relative; 1e-9 for float64
@@ -24,11 +29,9 @@ AGREES = 1e-7  # of the noise: two differences that are the same
 
 @dataclass(frozen=True, eq=False)
 class PairedReplays:
-    """Transcripts of two neighbouring inputs, each seed used for both.
-
-    present, absent (S, M): numbers of all calls, (S, 0) where releases differ in size (alike is false); codes: what is no
-    number, for each side; is_random: whether any call drew from a source that is known; repeats: whether a seed gives the same release again.
-    """
+    """Transcripts of two neighbouring inputs, each seed used for both. present, absent (S, M): numbers of all calls, (S,
+    0) where releases differ in size (alike is false); codes: what is no number, for each side; is_random: whether any
+    call drew from a source that is known; repeats: whether a seed gives the same release again."""
 
     pair: NeighbouringInputs
     present: np.ndarray
@@ -62,9 +65,8 @@ class PairedReplays:
     @property
     def noise(self) -> np.ndarray:
         """(M,): standard deviation over seeds, of the side that has less; 0 where a number never changes."""
-        return np.minimum(
-            *(np.where(np.ptp(side, axis=0) > 0, side.std(0), 0.0) for side in (self.present, self.absent))
-        )
+        one, other = (np.where(np.ptp(side, axis=0) > 0, side.std(0), 0.0) for side in (self.present, self.absent))
+        return np.minimum(one, other)
 
     def shift(self) -> np.ndarray | None:
         """(M,): what the record adds to each number, exactly; None where that depends on the noise."""
@@ -93,9 +95,8 @@ def replay_pair(
             side.append(mechanism.transcript(inputs))
             is_random = is_random or (watch and sources.drawn_from())
         found.append(side)
-    repeats = all(
-        np.array_equal(side[0].numbers, side[-1].numbers) and side[0].signature == side[-1].signature for side in found
-    )
+    ends = [(side[0], side[-1]) for side in found]
+    repeats = all(np.array_equal(a.numbers, b.numbers) and a.signature == b.signature for a, b in ends)
     numbers = [[one.numbers for one in side[:-1]] for side in found]
     alike = len({len(row) for side in numbers for row in side}) == 1
     present, absent = (np.stack(side) if alike else np.zeros((len(seeds), 0)) for side in numbers)
@@ -109,9 +110,7 @@ HEAVY_TAILS = 4.5  # kurtosis from which on the sum of shifts counts, as for Lap
 COUNTED = 4000  # calls of either side that a choice without noise is told from
 HELD = "the randomness of the mechanism could not be held still: the same seed gave another release"
 UNKNOWN = "on {} of {} pairs of neighbours what the record changes depends on the noise, so no exact epsilon is said"
-NO_NOISE = (
-    "no source of randomness was drawn from: the same input gives the same release again, and the record changes it"
-)
+NO_NOISE = "no source of randomness was drawn from: the same input gives the same release, and the record changes it"
 
 
 @dataclass
@@ -174,8 +173,7 @@ class ReplayStage(ExaminationState):
         return replay_pair(self.mechanism, pair, calls, sources, seeds)
 
     def _affordable_replays(self, pair: NeighbouringInputs, sources: FrozenSources, share: float) -> int:
-        """Seeds for both sides that a share of the time and the calls left pays for, setting the sources included: a process may
-        hold many. Raises InputRefused."""
+        """Seeds for both sides that a share of what is left pays for, setting the sources included. Raises InputRefused."""
         cost = 0.0
         for seeds in (FEW[:1], FEW):  # the first calls are slower than those that follow
             began = time.process_time()
@@ -185,8 +183,8 @@ class ReplayStage(ExaminationState):
         return int(share * min(max(self.clock.seconds_left(), 0) / max(cost, 1e-7), calls))
 
     def _tell_no_noise(self, one: PairedReplays, sources: FrozenSources) -> bool:
-        """Whether that is certain. What comes from a few values may be a choice that a source outside of this process makes, and
-        seldom otherwise: there only calls are counted."""
+        """Whether that is certain; of whole numbers, which a source outside of this process may choose, only calls are
+        counted."""
         both = np.concatenate([one.present[0], one.absent[0]])
         if not np.array_equal(both, np.rint(both)):
             self._add_certain("no noise", NO_NOISE, one.pair.says)
@@ -221,3 +219,110 @@ class ReplayStage(ExaminationState):
         if shift is not None and len(shift) % self.stated.calls == 0:
             self.shifted = [largest.pair]
             self._shift[id(largest.pair)] = shift.reshape(self.stated.calls, -1)
+
+
+class FrozenSources:
+    """While it is entered, ``restart(seed)`` sets every source to a state that follows from the seed; states are put
+    back. Sources: every generator of numpy, torch and ``random``, those made without a seed, ``secrets`` and
+    ``os.urandom``. Others, such as those of compiled libraries, go on as they like."""
+
+    def __enter__(self) -> FrozenSources:
+        self._numpy, self._legacy, self._plain, self._torch = _find_generators()
+        self._saved = self._states()
+        self._bits, self._asked = random.Random(0), False
+        self._stack, self._system = ExitStack(), os.urandom
+        for module in [*sys.modules.values()]:
+            self._replace_entropy(module)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+        self._put_states(self._saved)
+
+    def restart(self, seed: int, *, watch: bool = True) -> None:
+        """Every source as ``seed`` wants it; watch: whether ``drawn_from`` will be asked."""
+        for at, one in enumerate(self._numpy):
+            one.state = type(one)(np.random.SeedSequence([seed, at])).state
+        for at, old in enumerate(self._legacy):
+            old.seed(SPREAD * seed + at)
+        for at, plain in enumerate(self._plain):
+            plain.seed(SPREAD * seed + at)
+        for at, other in enumerate(self._torch):
+            other.manual_seed(SPREAD * seed + at)
+        self._bits.seed(seed)
+        self._asked = False
+        self._restarted = self._states() if watch else []
+
+    def drawn_from(self) -> bool:
+        """Whether any source was asked for a number since the restart."""
+        return self._asked or not _is_same_state(self._restarted, self._states())
+
+    def _states(self) -> list[Any]:
+        held = [*(one.state for one in self._numpy), *(one.get_state(legacy=False) for one in self._legacy)]
+        held += [one.getstate() for one in self._plain]
+        return [*held, *(one.get_state().numpy().copy() for one in self._torch)]
+
+    def _put_states(self, states: list[Any]) -> None:
+        rest = iter(states)
+        for one in self._numpy:
+            one.state = next(rest)
+        for one in self._legacy:
+            one.set_state(next(rest))
+        for plain in self._plain:
+            plain.setstate(next(rest))
+        for other in self._torch:
+            other.set_state(sys.modules["torch"].from_numpy(next(rest)))
+
+    def _replace_entropy(self, module: ModuleType | None) -> None:
+        """The system's entropy, under whatever name a module holds it."""
+        held = getattr(module, "__dict__", {})
+        for name in [name for name, value in held.items() if value is self._system]:
+            self._stack.enter_context(mock.patch.object(module, name, self._random_bytes))
+        if held.get("__name__") == "numpy.random.bit_generator" and "randbits" in held:
+            self._stack.enter_context(mock.patch.object(module, "randbits", self._random_bits))
+
+    def _random_bytes(self, count: int) -> bytes:
+        self._asked = True
+        return self._bits.randbytes(count)
+
+    def _random_bits(self, count: int) -> int:
+        self._asked = True
+        return self._bits.getrandbits(count)
+
+
+SPREAD = 1024  # seeds of different sources
+HEAP = 1 << 9  # flag of types that Python code made: their instances hold what they like
+
+
+def _find_generators() -> tuple[list[Any], list[Any], list[random.Random], list[Any]]:
+    """numpy's bit generators and old generators, those of ``random``, and torch's: the garbage collector knows who holds these."""
+    numpy, legacy, plain, others = [], [], [], {}
+    torch = sys.modules.get("torch")
+    kind = getattr(torch, "Generator", None)
+    if torch is not None:
+        others[id(torch.default_generator)] = torch.default_generator
+    if frozen := gc.get_freeze_count() > 0:  # what is frozen is not listed
+        gc.unfreeze()
+    listed = gc.get_objects()
+    if frozen:
+        gc.freeze()
+    for one in listed:
+        sort = type(one)
+        if issubclass(sort, np.random.BitGenerator):
+            numpy.append(one)
+        elif issubclass(sort, np.random.RandomState) and isinstance(one._bit_generator, np.random.MT19937):
+            legacy.append(one)
+        elif issubclass(sort, random.Random):
+            plain += [] if issubclass(sort, random.SystemRandom) else [one]
+        elif kind is not None and (sort is dict or sort.__name__ == "cell" or sort.__flags__ & HEAP):
+            others |= {id(held): held for held in gc.get_referents(one) if type(held) is kind}
+    seeded = {id(one._bit_generator) for one in legacy}
+    return [one for one in numpy if id(one) not in seeded], legacy, plain, [*others.values()]
+
+
+def _is_same_state(one: Any, other: Any) -> bool:
+    if isinstance(one, Mapping):
+        return all(_is_same_state(one[key], other[key]) for key in one)
+    if isinstance(one, (list, tuple)):
+        return all(map(_is_same_state, one, other))
+    return bool(np.array_equal(one, other)) if isinstance(one, np.ndarray) else bool(one == other)

@@ -1,8 +1,4 @@
-"""Stages of an examination, over what every stage needs: the mechanism, the budget, and a place for findings.
-
-The stage of the noise's tails: a release beyond the end of the noise tells the record for certain, and few releases are there.
-Every number of a release with noise of the same size shows how that noise is distributed.
-"""
+"""Stages of an examination, over what every stage needs: the mechanism, the budget, and a place for findings."""
 
 from __future__ import annotations
 
@@ -18,57 +14,34 @@ import numpy as np
 from scipy import stats
 
 from attacks.statistics import lower_limit, upper_limit
+from privdd.blackbox import identification_games as games
+from privdd.blackbox import noise_laws
 from privdd.blackbox.claim import CheckedClaim
-from privdd.blackbox.exact import has_law
-from privdd.blackbox.identification_games import (
-    FEWEST_SERIES_CALLS,
-    HIDDEN_CALLS,
-    HIDDEN_GAMES,
-    LOOKUP_GAMES,
-    RUNS,
-    SERIES_CALLS,
-    DirectionGame,
-    GameSetting,
-    bound_hidden_call,
-    bound_late_call,
-    bound_long_series,
-    direction_games,
-    find_noiseless_number,
-    play_direction_game,
-    play_lookup_game,
-    scaled_data,
-)
-from privdd.blackbox.input_search import accepted_inputs
 from privdd.blackbox.inputs import (
     CLIENTS,
     RECORDS,
     SHAPES,
     InputShapes,
     NeighbouringInputs,
+    accepted_inputs,
+    is_quiet,
     neighbouring_pairs,
+    scaled_data,
     total_size,
     with_nonfinite_number,
 )
-from privdd.blackbox.mechanism import BlackBox, Data, InputRefused
-from privdd.blackbox.noise_laws import (
-    LEAST_SYMMETRIC_VALUES,
-    NOT_REJECTED,
-    VALUES,
-    fit_noise_frame,
-    is_quiet,
-    is_spherical,
-    law_of_calls,
-    symmetric_epsilon,
-)
-from privdd.blackbox.transcripts import (
+from privdd.blackbox.mechanism import (
+    NUMBERS,
+    BlackBox,
     BoundLevel,
     CallBudget,
+    Data,
     ErrorShares,
+    InputRefused,
     OutOfTime,
     PairSample,
     Sides,
     Transcripts,
-    affordable_transcripts,
     draw_transcripts,
     transcript_totals,
 )
@@ -106,9 +79,7 @@ class ExaminationState:
         self.tried, notes = accepted_inputs(self.mechanism, self.tried)
         self.result.notes += notes
         if not neighbouring_pairs(self.mechanism.kind, self.stated.relation, self.tried):
-            raise BadConfig(
-                "no neighbours: tables of two rows at least are needed, or nothing is left without the record"
-            )
+            raise BadConfig("no neighbours: tables need two rows at least, or nothing is left without the record")
 
     def stated_neighbours(self) -> list[NeighbouringInputs]:
         """All that are tried; with NaN and infinity first, where the statement is about them too."""
@@ -123,11 +94,8 @@ class ExaminationState:
         return [data] * self.stated.calls
 
     def embedded_call(self, data: Data, like: Data | None = None, other: Data | None = None) -> list[Data]:
-        """One call on the data, one before it and several after it on data that are nobody's.
-
-        like: data of the size of those; neighbours of different sizes need the same ones (default: ``data``). other: those
-        data themselves.
-        """
+        """One call on the data, one before it and ``AFTER`` behind it on data ``other``, by default nobody's, of the sizes
+        of ``like``."""
         if other is None:
             other = scaled_data(self.mechanism.kind, self._inputs_like(data if like is None else like), 0.5)
         return [other, data, *[other] * AFTER]
@@ -144,22 +112,29 @@ class ExaminationState:
         """What the next test is asked for; each of its bounds takes a share of the error probability."""
         return BoundLevel(self.stated.delta, self.shares.next_confidence(bounds))
 
-    def _game_setting(self, bounds: int = 1) -> GameSetting:
+    def _game_setting(self, bounds: int = 1) -> games.GameSetting:
         limit = self.stated.refutation_limit
-        return GameSetting(self.mechanism, self.clock, self.rng, limit, self._next_level(bounds))
+        return games.GameSetting(self.mechanism, self.clock, self.rng, limit, self._next_level(bounds))
 
-    def _draw_pair(self, pair: NeighbouringInputs, count: int) -> Sides:
-        """``count`` transcripts of each side, of the calls that the statement is about."""
-        one, other = (
-            draw_transcripts(self.mechanism, self.stated_calls(side), count, self.clock)
-            for side in (pair.present, pair.absent)
-        )
-        self.calls_by_words[pair.says] = self.stated_calls(pair.present), self.stated_calls(pair.absent)
+    def _draw_pair(
+        self, pair: NeighbouringInputs, count: int, around: Callable[[Data], list[Data]] | None = None
+    ) -> Sides:
+        """``count`` transcripts of each side; around: data -> calls (default: those that the statement is about)."""
+        calls = tuple((around or self.stated_calls)(side) for side in (pair.present, pair.absent))
+        one, other = (draw_transcripts(self.mechanism, inputs, count, self.clock) for inputs in calls)
+        self.calls_by_words[pair.says] = calls[0], calls[1]
         return one, other
 
-    def _is_refuted_without_law(self) -> bool:
-        """Whether a bound without assumptions refutes already: then the rest of the stage is left out."""
-        return any(look.outcome == "refuted" and look.strength != "noise_law" for look in self.result.looks)
+    def _draw_affordable(
+        self, pair: NeighbouringInputs, name: str, share: float, most: int, fewest: int, *, thirds: bool = False
+    ) -> list[Sides]:
+        """Of each side what a share of what is left pays for, ``most`` at most; thirds: one and two thirds of it apart. Nothing,
+        which is noted, where that is less than ``fewest``."""
+        count = self._affordable_count(self.stated_calls(pair.present), share, 2 * most, 2 * fewest) // 2
+        if count < fewest:
+            self._note_skipped(name)
+            return []
+        return [self._draw_pair(pair, n) for n in ((count // 3, count - count // 3) if thirds else (count,))]
 
     def _note_skipped(self, name: str, how: str = "everywhere") -> None:
         """Say once that too little was left of the time or the calls."""
@@ -168,8 +143,8 @@ class ExaminationState:
             self.result.notes.append(note)
 
     def _affordable_count(self, inputs: list[Data], share: float, wanted: int, fewest: int = 0) -> int:
-        """Transcripts that a share of what is left pays for, ``wanted`` at most; ``fewest``, from which on they tell something,
-        may take ``LARGEST_SHARE``."""
+        """Transcripts, ``wanted`` at most, that a share of what is left pays for; ``LARGEST_SHARE`` for the ``fewest`` that
+        tell something."""
         for count in (2, TIMED):  # the first calls are slower than those that follow
             began = time.process_time()
             block = draw_transcripts(self.mechanism, inputs, count, self.clock)
@@ -178,7 +153,8 @@ class ExaminationState:
                 break
         calls, size = max(0, self.clock.calls - self.mechanism.calls) / len(inputs), block.rows[0].size
         for part, most in ((share, wanted), (max(share, LARGEST_SHARE), fewest)):
-            found = min(int(part * calls), affordable_transcripts(cost, self.clock, part, most, size))
+            pays = part * max(self.clock.seconds_left(), 0) / max(cost, 1e-7)
+            found = max(0, min(int(part * calls), most, int(pays), NUMBERS // max(size, 1)))
             if found >= fewest:
                 break
         return found
@@ -209,6 +185,7 @@ class ExaminationState:
 DIRECTIONS = 1200  # games
 SHARES = (0.08, 0.04)  # of what is left, for each game: by itself, and between public calls
 CANDIDATES = 100_000
+SERIES = "many calls, each on a record of its own", "one call after many on public data"
 WITHOUT_NOISE = "a piece of the release, or what two pieces differ in, is the record itself, scaled: it has no noise"
 NO_PIECES = "releases differ in size, or cannot be cut into pieces as long as the record (three numbers or more)"
 
@@ -221,18 +198,15 @@ class IdentificationStages(ExaminationState):
         """The record's direction, read back; then one call on it among many."""
         names = ("directions", "directions, between public calls")
         for around, name, share in zip((self.stated_calls, self.embedded_call), names, SHARES):
-            for game in direction_games(self.mechanism.kind, self.tried):
-                if self.result.is_refuted and self._is_refuted_without_law():
-                    return
+            for game in games.direction_games(self.mechanism.kind, self.tried):
+                refuted = [look.strength for look in self.result.looks if look.outcome == "refuted"]
+                if any(strength != "noise_law" for strength in refuted):
+                    return  # a bound without assumptions refutes already
                 self._run_game(name, partial(self._examine_direction, name, game, around, share))
-        for game in islice(direction_games(self.mechanism.kind, self.tried), 1):
+        for game in islice(games.direction_games(self.mechanism.kind, self.tried), 1):
             self._run_game("one call among many", partial(self._examine_hidden_call, game))
-            self._examine_series(game)
-
-    def _examine_series(self, game: DirectionGame) -> None:
-        many, late = "many calls, each on a record of its own", "one call after many on public data"
-        self._run_game(many, partial(self._play_series, many, bound_long_series, game))
-        self._run_game(late, partial(self._play_series, late, bound_late_call, game))
+            for late, name in enumerate(SERIES):
+                self._run_game(name, partial(self._play_series, name, game, bool(late)))
 
     def _run_game(self, name: str, play: Callable[[], None]) -> None:
         try:
@@ -241,13 +215,13 @@ class IdentificationStages(ExaminationState):
             self.result.notes.append(f"{name}: refused with: {no}")
 
     def _examine_direction(
-        self, name: str, game: DirectionGame, around: Callable[[Data], list[Data]], share: float
+        self, name: str, game: games.DirectionGame, around: Callable[[Data], list[Data]], share: float
     ) -> None:
         count = self._affordable_count(around(game.with_record(np.eye(game.dimensions)[0])), share, DIRECTIONS, FEWEST)
         if count < FEWEST:
             self._note_skipped(name)
             return
-        found = play_direction_game(self._game_setting(2), game, around, count)
+        found = games.play_direction_game(self._game_setting(2), game, around, count)
         says = f"the record's direction, one of a sphere, is read back with a cosine of {found.cosine:.3g}"
         self._add_result(name, found.epsilon, "finite_sample", says, found.says, transcripts=found.transcripts)
         self._add_pieces(f"{name}, as released", found.pieces, found.says)
@@ -260,51 +234,53 @@ class IdentificationStages(ExaminationState):
         else:
             self._add_fault(name, bound, "finite_sample", WITHOUT_NOISE, inputs)
 
-    def _examine_hidden_call(self, game: DirectionGame) -> None:
+    def _examine_hidden_call(self, game: games.DirectionGame) -> None:
         """One call among many of the same instance."""
-        most = self._calls_per_instance(HIDDEN_CALLS)
-        count = self._affordable_count([game.without_record()] * most, SHARES[1], HIDDEN_GAMES, HIDDEN_CALLS)
-        if count < HIDDEN_CALLS:  # as many transcripts as calls at least: the record comes in each place
+        most = self._calls_per_instance(games.HIDDEN_CALLS)
+        count = self._affordable_count(
+            [game.without_record()] * most, SHARES[1], games.HIDDEN_GAMES, games.HIDDEN_CALLS
+        )
+        if count < games.HIDDEN_CALLS:  # as many transcripts as calls at least: the record comes in each place
             self._note_skipped("one call among many")
         else:
-            bound = bound_hidden_call(self._game_setting(), game, count, most)
+            bound = games.bound_hidden_call(self._game_setting(), game, count, most)
             self._add_pieces("one call among many", bound, game.says)
 
     def _calls_per_instance(self, most: int) -> int:
         """At most as many calls of an instance as a series has: of later ones nothing is stated."""
         return most if self.stated.calls == 1 else min(most, self.stated.calls)
 
-    def _play_series(
-        self, name: str, bound: Callable[[GameSetting, DirectionGame, int], float | None], game: DirectionGame
-    ) -> None:
+    def _play_series(self, name: str, game: games.DirectionGame, late: bool) -> None:
         """Hundreds of calls of one instance."""
-        most = self._calls_per_instance(SERIES_CALLS)
-        if most < FEWEST_SERIES_CALLS or self.result.is_refuted:
+        most = self._calls_per_instance(games.SERIES_CALLS)
+        if most < games.FEWEST_SERIES_CALLS or self.result.is_refuted:
             return
-        fewest = RUNS * FEWEST_SERIES_CALLS
-        count = self._affordable_count([game.without_record()], SHARES[1], RUNS * most, fewest) // RUNS
-        if count < FEWEST_SERIES_CALLS:
+        fewest = games.RUNS * games.FEWEST_SERIES_CALLS
+        count = self._affordable_count([game.without_record()], SHARES[1], games.RUNS * most, fewest) // games.RUNS
+        if count < games.FEWEST_SERIES_CALLS:
             self._note_skipped(name)
         else:
-            self._add_pieces(name, bound(self._game_setting(), game, count), game.says)
+            self._add_pieces(name, games.bound_series(self._game_setting(), game, count, late=late), game.says)
 
     def examine_noiseless_numbers(self) -> None:
         """What has no noise at all; else whatever repeats exactly, in a table of candidates."""
         with suppress(InputRefused):
-            found = find_noiseless_number(self.mechanism, self.tried, self.clock, self.rng, self._next_level)
+            found = games.find_noiseless_number(self.mechanism, self.tried, self.clock, self.rng, self._next_level)
             if found is not None:
                 says = f"number {found.place} of the release has no noise and tells the record's size ({found.won} of 16 named)"
                 inputs = "a record of a secret norm"
                 self._add_result("numbers without noise", found.epsilon, "finite_sample", says, inputs)
-            elif not self.result.is_refuted:
-                for game in islice(direction_games(self.mechanism.kind, self.tried), 1):
-                    self._examine_lookup(game)
+                return
+            for game in (
+                [] if self.result.is_refuted else islice(games.direction_games(self.mechanism.kind, self.tried), 1)
+            ):
+                self._examine_lookup(game)
 
-    def _examine_lookup(self, game: DirectionGame) -> None:
-        count = lambda: self._affordable_count([game.without_record()], 0.2, CANDIDATES)  # noqa: E731
-        found = play_lookup_game(self._game_setting(), game, count)
+    def _examine_lookup(self, game: games.DirectionGame) -> None:
+        count = partial(self._affordable_count, [game.without_record()], 0.2, CANDIDATES)
+        found = games.play_lookup_game(self._game_setting(), game, count)
         if found is not None:
-            says = f"what repeats exactly in the release names the record: {found.won} of {LOOKUP_GAMES} among {found.candidates}"
+            says = f"what repeats exactly in the release names the record: {found.won} of {games.LOOKUP_GAMES} among {found.candidates}"
             self._add_result("looked up in a table", found.epsilon, "finite_sample", says, game.says)
 
 
@@ -317,12 +293,14 @@ SAYS = "where its noise is small, the release tells the record; its noise looks 
 
 @dataclass
 class UnevenNoiseStage(ExaminationState):
-    """Bounds under a law of directions only, on one pair of neighbours of many numbers: the more a release has, the better they
-    tell how much noise it got. A few hundred releases say whether that varies at all."""
+    """Bounds under a law of directions only, on one pair of neighbours of many numbers, which tell how much noise a release
+    got."""
 
     def examine_uneven_noise(self) -> None:
         pairs = neighbouring_pairs(self.mechanism.kind, self.stated.relation, self._wide_inputs())
-        for pair in islice(filter(self._fits_stage, pairs), 1):
+        # nothing but the record is in the data, and clients weigh the same
+        alone = [pair for pair in pairs if is_quiet(pair.absent, self.tried.nothing)]
+        for pair in [one for one in alone if self.mechanism.kind != "aggregate" or len(set(one.present[1])) == 1][:1]:
             with suppress(InputRefused):  # wide inputs were never promised
                 self._judge_pair(pair)
 
@@ -332,28 +310,19 @@ class UnevenNoiseStage(ExaminationState):
         table = max(self.tried.tables, key=lambda size: size[1]) if self.shapes_given else (ROWS, UNEVEN_NUMBERS)
         return replace(self.tried, structures=(shapes,), tables=(table,), crowds=self.tried.crowds[-1:], along=())
 
-    def _fits_stage(self, pair: NeighbouringInputs) -> bool:
-        """Nothing but the record is in the data, and clients weigh the same."""
-        alone = is_quiet(pair.absent, self.tried.nothing)
-        return alone and (self.mechanism.kind != "aggregate" or len(set(pair.present[1])) == 1)
-
     def _judge_pair(self, pair: NeighbouringInputs) -> None:
-        if self._affordable_count(self.stated_calls(pair.present), FIRST, 2 * FEW, 2 * FEW) < 2 * FEW:
-            self._note_skipped(NAME)
+        few = self._draw_affordable(pair, NAME, FIRST, FEW, FEW)
+        first = noise_laws.fit_noise_frame(*few[0], pair.axis) if few else None
+        if (
+            first is None
+            or not (noise := first.split_releases(few[0][1])).is_uneven
+            or not noise_laws.is_spherical(noise)
+        ):
             return
-        few = self._draw_pair(pair, FEW)
-        first = fit_noise_frame(*few, pair.axis)
-        if first is None or not (noise := first.split_releases(few[1])).is_uneven or not is_spherical(noise):
-            return
-        count = self._affordable_count(self.stated_calls(pair.present), UNEVEN_SHARE, 2 * MANY) // 2
-        if count < 2 * LEAST_SYMMETRIC_VALUES:
-            self._note_skipped(NAME)
-            return
-        trained = self._draw_pair(pair, count // 3)
-        seen = fit_noise_frame(*trained, pair.axis)
+        many = self._draw_affordable(pair, NAME, UNEVEN_SHARE, MANY, 2 * noise_laws.LEAST_SYMMETRIC_VALUES, thirds=True)
+        seen = noise_laws.fit_noise_frame(*many[0], pair.axis) if many else None
         if seen is not None:
-            fresh = self._draw_pair(pair, count - count // 3)
-            found = symmetric_epsilon(seen, trained, fresh, self._next_level())
+            found = noise_laws.symmetric_epsilon(seen, many[0], many[1], self._next_level())
             self._add_fault(NAME, found, "noise_law", SAYS, pair.says)
 
 
@@ -363,40 +332,21 @@ OTHER = "the noise looks {law} in a few thousand numbers and is not in many more
 WORTH = 2  # times the transcripts that the law was told from: fewer say nothing new
 
 
-def transcripts_needed(fresh: Transcripts) -> int:
-    """Transcripts that hold enough numbers with noise."""
-    noised = int((fresh.rows.reshape(len(fresh), -1).std(0) > 0).sum())
-    return -(-LAW_NUMBERS // max(1, noised))
-
-
-def moved_numbers(present: Transcripts, absent: Transcripts) -> np.ndarray:
-    """(m,): which numbers the record moves; all where none is seen to move."""
-    a, b = transcript_totals(present), transcript_totals(absent)
-    error = np.sqrt(a.var(0) / len(a) + b.var(0) / len(b))
-    moved = np.abs(a.mean(0) - b.mean(0)) > 4 * error
-    return moved if moved.any() else np.ones_like(moved)
-
-
 def is_law_confirmed(law: str, more: Transcripts, moved: np.ndarray) -> bool:
-    """Whether all that is noised follows ``law`` (gaussian, laplace) in transcripts of one input, and so do those numbers
-    by themselves that the record moves (m,)."""
-    parts = (
-        [more]
-        if moved.all() or more.rows.shape[2] != len(moved)
-        else [more, Transcripts(more.rows[:, :, moved], more.codes)]
-    )
-    return all(has_law(law, part, LAW_NUMBERS) for part in parts)
+    """Whether all that is noised follows ``law`` in transcripts of one input, and the numbers that the record moves (m,) by
+    themselves."""
+    parts = [more]
+    if not moved.all() and more.rows.shape[2] == len(moved):
+        parts.append(Transcripts(more.rows[:, :, moved], more.codes))
+    return all(noise_laws.has_law(law, part, LAW_NUMBERS) for part in parts)
 
 
 @dataclass
 class LawConfirmation(ExaminationState):
-    """More noise is drawn before a bound that trusts its law refutes a statement, and the law is tested once more.
+    """More noise is drawn before a bound that trusts its law refutes a statement, and the law is tested once more: noise that is
+    normal in the middle and has other tails passes for normal among a few thousand numbers."""
 
-    Noise that is normal in the middle and has other tails passes for normal among a few thousand numbers. What is drawn
-    here decides nothing but whether the law is believed; kept are the laws that the noise only seemed to follow.
-    """
-
-    _doubted: set[str] = field(default_factory=set)
+    _doubted: set[str] = field(default_factory=set)  # laws that the noise only seemed to follow
 
     def confirmed_epsilon(
         self, inputs: list[Data], sample: PairSample, law: str, epsilon: float, *, exact: bool = False
@@ -412,12 +362,17 @@ class LawConfirmation(ExaminationState):
     def _confirm_law(self, law: str, inputs: list[Data], sample: PairSample) -> bool:
         """True too where more releases cannot be had."""
         try:
-            count = self._affordable_count(inputs, LAW_SHARE, transcripts_needed(sample.fresh[1]))
-            if count < WORTH * len(sample.fresh[1]):
+            fresh = sample.fresh[1]
+            noised = int((fresh.rows.reshape(len(fresh), -1).std(0) > 0).sum())
+            count = self._affordable_count(inputs, LAW_SHARE, -(-LAW_NUMBERS // max(1, noised)))
+            if count < WORTH * len(fresh):
                 return True
             more = draw_transcripts(self.mechanism, inputs, count, self.clock)
-            moved = moved_numbers(*sample.trained) if sample.shift is None else (sample.shift != 0).any(0)
-            return is_law_confirmed(law, more, moved)
+            a, b = (transcript_totals(side) for side in sample.trained)
+            moved = np.abs(a.mean(0) - b.mean(0)) > 4 * np.sqrt(a.var(0) / len(a) + b.var(0) / len(b))
+            if sample.shift is not None:
+                moved = (sample.shift != 0).any(0)
+            return is_law_confirmed(law, more, moved if moved.any() else ~moved)
         except (InputRefused, OutOfTime):
             return True
 
@@ -436,8 +391,8 @@ TAIL_STAGE_TEXT = "the noise ends, or falls off, where the record moves a releas
 
 @dataclass(frozen=True)
 class TailResiduals:
-    """pooled (k,): residuals of all numbers with noise of one size, in deviations; own (n,): of the number that the record
-    moves, with the record, from its mean without; shift: of that number, at least."""
+    """In deviations: pooled (k,), of all numbers with noise of one size; own (n,), of the number that the record moves,
+    with the record, from its mean without; shift: of that number, at least."""
 
     pooled: np.ndarray
     own: np.ndarray
@@ -455,24 +410,17 @@ def tail_residuals(present: Transcripts, absent: Transcripts) -> TailResiduals |
     gaps = (a.mean(0) - b.mean(0)) / spread
     at = int(np.argmax(np.abs(gaps)))
     size = np.maximum(a.std(0), b.std(0))
+    z = (b - b.mean(0)) / spread
+    shared = np.maximum(*(np.abs(np.corrcoef(x, rowvar=False)) for x in (z, np.square(z)))).reshape(len(size), -1)
     like = np.abs(size / size[at] - 1) < SIZE_TOLERANCE
-    like &= (
-        np.abs(_largest_correlations((b - b.mean(0)) / spread) - np.eye(len(like))).max(0) < SHARED_NOISE_CORRELATION
-    )
+    like &= np.abs(shared - np.eye(len(size))).max(0) < SHARED_NOISE_CORRELATION
     like[at] = True
     sign, error = math.copysign(1.0, gaps[at]), TAIL_MEAN_ERRORS / math.sqrt(min(len(a), len(b)))
     own_z, own_y = (sign * (x[:, at] - x[:, at].mean()) / spread[at] for x in (b, a))
     pooled = np.concatenate([(sign * (x - x.mean(0)) / spread)[:, like].ravel() for x in (b, a)])
-    if min(stats.ks_2samp(own_z, own_y).pvalue, stats.ks_2samp(own_z, pooled).pvalue) < NOT_REJECTED:
+    if min(stats.ks_2samp(own_z, own_y).pvalue, stats.ks_2samp(own_z, pooled).pvalue) < noise_laws.NOT_REJECTED:
         return None
     return TailResiduals(pooled, sign * (a[:, at] - b[:, at].mean()) / spread[at], abs(gaps[at]) - 4 * error)
-
-
-def _largest_correlations(x: np.ndarray) -> np.ndarray:
-    """The larger of the correlations of each two numbers and of their squares."""
-    if x.shape[1] == 1:
-        return np.ones((1, 1))
-    return np.maximum(np.abs(np.corrcoef(x.T)), np.abs(np.corrcoef(np.square(x).T)))
 
 
 def ends_early(pooled: np.ndarray) -> bool:
@@ -487,7 +435,7 @@ def noise_end_epsilon(trained: TailResiduals, fresh: TailResiduals, level: Bound
         return 0.0
     _, at = max((_bound_noise_end(trained.pooled, t, shift, level.delta, 0.1), t) for t in THRESHOLD_GRID)
     moved, expected = int((fresh.own > at).sum()), float((fresh.pooled > at - shift).mean()) * len(fresh.own)
-    if moved < MIN_TAIL_RELEASES or stats.poisson.cdf(moved, expected) < NOT_REJECTED:
+    if moved < MIN_TAIL_RELEASES or stats.poisson.cdf(moved, expected) < noise_laws.NOT_REJECTED:
         return 0.0
     return _bound_noise_end(fresh.pooled, at, shift, level.delta, level.error)
 
@@ -501,11 +449,8 @@ def _bound_noise_end(pooled: np.ndarray, at: float, shift: float, delta: float, 
 
 @dataclass
 class NoiseTailStage(ExaminationState):
-    """Bounds for noise that ends where the law that it looks like goes on: normals made of a few uniforms, normals cut off.
-
-    A release beyond the end of the noise tells the record for certain, and few releases are there; the noise of all numbers
-    together shows how rare a residual is beyond a threshold, and beyond that threshold less the record's shift.
-    """
+    """Bounds for noise that ends where its law goes on (sums of few uniforms, normals cut off): the noise of all numbers shows how
+    rare a residual is beyond a threshold, and beyond that threshold less the record's shift."""
 
     def examine_noise_tails(self) -> None:
         tried = neighbouring_pairs(self.mechanism.kind, self.stated.relation, self.tried)
@@ -515,21 +460,16 @@ class NoiseTailStage(ExaminationState):
                 self._examine_tails_of_pair(max(some, key=lambda one: len(one.axis)))
 
     def _examine_tails_of_pair(self, pair: NeighbouringInputs) -> None:
-        inputs = self.stated_calls(pair.present)
-        fewest = min(TAIL_PILOT_RELEASES, -(-VALUES // (2 * len(pair.axis))))  # a side: fewer have no law
-        count = self._affordable_count(inputs, TAIL_PILOT_SHARE, 2 * TAIL_PILOT_RELEASES, 2 * fewest) // 2
-        if count < fewest:
-            self._note_skipped(TAIL_STAGE_NAME)
+        name, fewest = (
+            TAIL_STAGE_NAME,
+            min(TAIL_PILOT_RELEASES, -(-noise_laws.VALUES // (2 * len(pair.axis)))),
+        )  # fewer have no law
+        few = self._draw_affordable(pair, name, TAIL_PILOT_SHARE, TAIL_PILOT_RELEASES, fewest)
+        first = tail_residuals(*few[0]) if few else None
+        if first is None or not (ends_early(first.pooled) or noise_laws.law_of_calls(*few[0]) == "other"):
             return
-        few = self._draw_pair(pair, count)
-        first = tail_residuals(*few)
-        if first is None or not (ends_early(first.pooled) or law_of_calls(*few) == "other"):
-            return
-        count = self._affordable_count(inputs, TAIL_SHARE, 2 * TAIL_RELEASES) // 2
-        if count < TAIL_PILOT_RELEASES:
-            self._note_skipped(TAIL_STAGE_NAME)
-            return
-        trained, fresh = (tail_residuals(*self._draw_pair(pair, n)) for n in (count // 3, count - count // 3))
+        many = self._draw_affordable(pair, name, TAIL_SHARE, TAIL_RELEASES, TAIL_PILOT_RELEASES, thirds=True)
+        trained, fresh = (tail_residuals(*sides) for sides in many) if many else (None, None)
         if trained is not None and fresh is not None:
             found = noise_end_epsilon(trained, fresh, self._next_level())
-            self._add_fault(TAIL_STAGE_NAME, found, "noise_law", TAIL_STAGE_TEXT, pair.says)
+            self._add_fault(name, found, "noise_law", TAIL_STAGE_TEXT, pair.says)

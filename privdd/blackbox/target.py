@@ -1,4 +1,4 @@
-"""The callable or class that a name stands for, and its arguments. Imports no torch."""
+"""The callable or class that a name stands for, its arguments, and what is made of them."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import functools
 import importlib
 import importlib.util
 import inspect
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from attacks.types import Attack
 from privdd.core.validation import BadConfig
 
 FROM_THE_STATEMENT = {"epsilon": "epsilon", "eps": "epsilon", "target_epsilon": "epsilon", "delta": "delta",
@@ -18,10 +20,8 @@ ROWS = {"x", "data", "records", "rows", "dataset", "samples", "batch", "values",
 
 
 def load_target(name: str, key: str = "mechanism") -> Any:
-    """``package.module:Name``, ``package.module.Name`` or ``folder/file.py:Name``. Raises BadConfig, one line.
-
-    key: the setting that holds the name, for messages.
-    """
+    """``package.module:Name``, ``package.module.Name`` or ``folder/file.py:Name``. Raises BadConfig, one line. key: the
+    setting that holds the name, for messages."""
     module, colon, attribute = name.rpartition(":")
     if not colon:
         module, _, attribute = name.rpartition(".")
@@ -42,6 +42,12 @@ def load_target(name: str, key: str = "mechanism") -> Any:
     return found
 
 
+def add_search_folder(folder: Path) -> None:
+    """Modules of the folder that the command was started in can be named."""
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+
+
 def _load_from_file(path: Path) -> Any:
     if not path.is_file():
         raise BadConfig(f"{path}: no such file")
@@ -54,55 +60,45 @@ def _load_from_file(path: Path) -> Any:
 
 
 def make_target(target: Any, args: Mapping[str, Any], stated: Mapping[str, Any]) -> tuple[Callable[[], Any], bool]:
-    """A function that makes the callable, and whether it is made anew each time (classes).
-
-    args: for a class, what it is made with; for a function, keyword arguments of every call. An argument named
-    epsilon or delta that has no default and is not given is taken from the statement. Raises BadConfig.
-    """
+    """A function that makes the callable, and whether it is made anew each time (classes). args: for a class, what it is
+    made with; for a function, keyword arguments of every call. An argument named epsilon or delta that has no default and
+    is not given is taken from the statement. Raises BadConfig."""
     if not inspect.isclass(target):
         f = functools.partial(target, **args) if args else target
         return lambda: f, False
     given = arguments_of_target(target, args, stated)
-    try:
-        one = target(**given)
-    except Exception as error:
-        raise BadConfig(f"{target.__name__}({_spell_arguments(given)}): {type(error).__name__}: {error}") from error
-    if not callable(one):
+    if not callable(make_instance(target, given)):
         raise BadConfig(f"{target.__name__}: what it makes cannot be called")
     return lambda: target(**given), True
 
 
+def make_instance(target: Any, args: Mapping[str, Any], name: str = "") -> Any:
+    """``target(**args)``. Raises BadConfig, one line, for whatever a stranger's constructor raises; name: for messages."""
+    try:
+        return target(**args)
+    except Exception as error:
+        given = ", ".join(f"{key}={value!r}" for key, value in args.items())
+        said = " ".join(str(error).split())[:200]
+        raise BadConfig(f"{name or target.__name__}({given}): {type(error).__name__}: {said}") from error
+
+
 def arguments_of_target(target: Any, args: Mapping[str, Any], stated: Mapping[str, Any]) -> dict[str, Any]:
     """``args``, and for a class what it takes from the statement."""
-    return {**(_arguments_from_claim(target, args, stated) if inspect.isclass(target) else {}), **args}
+    asked = _needed_parameters(target) if inspect.isclass(target) else []
+    return {p.name: stated[FROM_THE_STATEMENT[p.name]] for p in asked if p.name in FROM_THE_STATEMENT} | {**args}
 
 
-def _spell_arguments(given: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name}={value!r}" for name, value in given.items())
-
-
-def _arguments_from_claim(target: type, args: Mapping[str, Any], stated: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        name: stated[FROM_THE_STATEMENT[name]]
-        for name, parameter in _target_parameters(target).items()
-        if name in FROM_THE_STATEMENT and name not in args and parameter.default is parameter.empty
-    }
-
-
-def _target_parameters(f: Any) -> Mapping[str, inspect.Parameter]:
+def _needed_parameters(f: Any) -> list[inspect.Parameter]:
+    """Those without a default."""
     try:
-        return inspect.signature(f).parameters
+        return [p for p in inspect.signature(f).parameters.values() if p.default is p.empty]
     except (TypeError, ValueError):
-        return {}
+        return []
 
 
 def guess_kind(f: Any) -> str:
     """aggregate for two arguments that must be given; records for one with such a name; update otherwise."""
-    asked = [
-        p
-        for p in _target_parameters(f).values()
-        if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
-    ]
+    asked = [p for p in _needed_parameters(f) if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     if len(asked) == 2:
         return "aggregate"
     return "records" if asked and asked[0].name.lower() in ROWS else "update"
@@ -117,5 +113,14 @@ def target_place(target: Any) -> str:
 
 
 def target_name(target: Any) -> str:
-    """A name for whoever reads: the function's or class's own."""
     return str(getattr(target, "__name__", type(target).__name__))
+
+
+def make_plugin(what: str, target: Any, args: Mapping[str, Any]) -> Any:
+    """An instance of the class. Raises BadConfig, one line, where it cannot be made or is none of its role."""
+    if not isinstance(target, type):
+        raise BadConfig(f"{what}={target!r}: a class is needed")
+    made = make_instance(target, args)
+    if what == "attack" and not isinstance(made, Attack):
+        raise BadConfig(f"{target.__name__} is no Attack: it must inherit from privdd.api.Attack")
+    return made

@@ -1,15 +1,24 @@
-"""Results of single tests, and the conclusion of a check: as a value, as JSON and in one sentence."""
+"""Results of single tests, and the conclusion of a check: a value, JSON, one sentence, a page, limits, and ``reproduce.py``."""
 
 from __future__ import annotations
 
+import inspect
+import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any, Literal
 
-from privdd.blackbox.claim import CheckedClaim
+import numpy as np
+from pydantic import TypeAdapter
 
-Outcome = Literal["refuted", "not refuted", "condition", "depends on the record", "not looked at"]
+from privdd.blackbox import counterexample
+from privdd.blackbox.claim import CheckedClaim
+from privdd.blackbox.mechanism import Data
+from privdd.reporting.policy import LimitResult, Outcome, Policy
+from privdd.runtime.files import DamagedRun, read_json, to_plain_json, write_bytes, write_json
+
 Strength = Literal["finite_sample", "noise_law", "declared", "certain", ""]
 SPENT = "the time was spent"  # how the note begins that says so
 CURSORY = "as closely as planned"  # how a note ends where a look was made on fewer transcripts
@@ -25,10 +34,8 @@ WORDS: dict[Strength, str] = {
 
 @dataclass(frozen=True)
 class SingleTestResult:
-    """One test. epsilon: the lower bound that it found, 0 if none; strength: under what condition it holds.
-
-    says: one sentence; inputs: the neighbours that it was found on.
-    """
+    """epsilon: the lower bound that it found, 0 if none; strength: its condition (``WORDS``); inputs: neighbours it was
+    found on."""
 
     name: str
     outcome: str
@@ -41,13 +48,8 @@ class SingleTestResult:
 
 @dataclass(frozen=True)
 class ExactEpsilon:
-    """Epsilon at the stated delta by the law of the noise and the largest shift that was seen: no proof, as another input may be
-    shifted further.
-
-    epsilon: from the best estimate of the noise's scale; low: from its largest at the stated confidence. law was not rejected
-    among the numbers of ``transcripts``; shift_l1, shift_l2: norms of what the record adds, measured under the same noise on both
-    sides; pairs: neighbours that were compared; inputs: those with the largest shift.
-    """
+    """Epsilon at the stated delta by the tested law of the noise and the largest shift (norms shift_l1, shift_l2) of
+    ``pairs`` neighbours: no proof, as another input may be shifted further. low: at the stated confidence."""
 
     law: str
     epsilon: float
@@ -90,11 +92,8 @@ KEEPS, CONDITIONS, BREAKS = "not refuted", "not refuted, under conditions", "ref
 
 @dataclass(frozen=True)
 class Checked:
-    """verdict: refuted; not refuted; not refuted, under conditions. certified: the largest lower bound on epsilon.
-
-    certified_any: the largest that holds for any mechanism; kappa: shift over noise, over what the statement allows;
-    about: best guess of epsilon under the noise's law (both None where no law fits).
-    """
+    """certified: largest lower bound on epsilon; certified_any: of those that hold for any mechanism; kappa: shift over
+    noise, over what is stated; about: best guess of epsilon under the noise's law (None where none fits)."""
 
     mechanism: str
     stated: CheckedClaim
@@ -112,8 +111,7 @@ class Checked:
     seconds: float
     command: str = ""
     conditions: tuple[str, ...] = field(default=())
-    # what ``reproduction.write_reproduction`` writes
-    case: Mapping[str, Any] | None = field(default=None, compare=False)
+    case: Mapping[str, Any] | None = field(default=None, compare=False)  # what ``write_reproduction`` writes
     exact: ExactEpsilon | None = None
 
     @property
@@ -141,9 +139,8 @@ class Checked:
             return f"{head}: {shown if 0 < best.epsilon < math.inf else best.says}"
         spent = [note for note in self._budget_notes if note.startswith(SPENT)]
         more = [f"{len(spent) - 1} other looks were cut short too"] if len(spent) > 1 else []
-        tail = "; ".join(
-            [*self.conditions, *(note for note in self._budget_notes if note not in spent), *spent[-1:], *more]
-        )
+        other = [note for note in self._budget_notes if note not in spent]
+        tail = "; ".join([*self.conditions, *other, *spent[-1:], *more])
         exact = f"; {self.exact.says}" if self.exact else ""
         return (
             f"{head}{': ' + tail if tail else ''}{exact}; "
@@ -151,37 +148,141 @@ class Checked:
         )
 
     def as_json(self) -> dict[str, Any]:
-        kept = {name: value for name, value in asdict(replace(self, case=None)).items() if name != "case"}
+        kept = asdict(replace(self, case=None))
+        del kept["case"]
         return {"format": FORMAT, **kept, "says": self.says}
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> Checked:
-        """The inverse of ``as_json``."""
-        looks = tuple(SingleTestResult(**{**look, "epsilon": float(look["epsilon"])}) for look in data["looks"])
-        rest = {k: v for k, v in data.items() if k not in ("format", "says", "looks", "stated", "notes", "conditions")}
-        rest |= {key: float(rest[key]) for key in ("certified", "certified_any")}
-        rest |= {key: None if rest[key] is None else float(rest[key]) for key in ("kappa", "about")}
-        rest["exact"] = ExactEpsilon(**rest["exact"]) if rest.get("exact") else None
-        return Checked(
-            stated=CheckedClaim(**data["stated"]),
-            looks=looks,
-            notes=tuple(data["notes"]),
-            conditions=tuple(data["conditions"]),
-            **rest,
-        )
+        """The inverse of ``as_json``. Raises ValueError."""
+        return TypeAdapter(Checked).validate_python({k: v for k, v in data.items() if k not in ("format", "says")})
 
 
-def conclude_check(name: str, stated: CheckedClaim, found: ExaminationResult, **spent: float) -> Checked:
+def conclude_check(name: str, stated: CheckedClaim, found: ExaminationResult, **spent: Any) -> Checked:
     """The verdict of an examination; spent: its confidence, calls and seconds."""
     conditions = tuple(look.says for look in found.looks if look.outcome == "condition")
-    verdict = BREAKS if found.is_refuted else CONDITIONS if conditions else KEEPS
-    bounds = [look.epsilon for look in found.looks if look.outcome in ("refuted", "not refuted")]
-    free = [
-        look.epsilon
-        for look in found.looks
-        if look.strength not in ("noise_law", "declared") and look.outcome in ("refuted", "not refuted")
-    ]
-    certified = max(bounds, default=0.0), max(free, default=0.0)
-    seen = found.kappa, found.about, found.law, found.worst, tuple(found.looks), tuple(found.notes)
-    made = Checked(name, stated, verdict, *certified, *seen, **spent, conditions=conditions)  # type: ignore[arg-type]
-    return replace(made, exact=found.exact)
+    bounds = [look for look in found.looks if look.outcome in ("refuted", "not refuted")]
+    free = [look.epsilon for look in bounds if look.strength not in ("noise_law", "declared")]
+    return Checked(
+        name,
+        stated,
+        verdict=BREAKS if found.is_refuted else CONDITIONS if conditions else KEEPS,
+        certified=max((look.epsilon for look in bounds), default=0.0),
+        certified_any=max(free, default=0.0),
+        kappa=found.kappa,
+        about=found.about,
+        law=found.law,
+        worst=found.worst,
+        looks=tuple(found.looks),
+        notes=tuple(found.notes),
+        conditions=conditions,
+        exact=found.exact,
+        **spent,
+    )
+
+
+UNITS = {"update": "update", "aggregate": "client", "records": "record"}  # kind of mechanism -> whose data may change
+NO_RECORDS = "a check calls a mechanism, and looks at no records and no surfaces"
+
+
+def read_check(folder: Path) -> Checked | None:
+    """What ``privdd.check ... out=FOLDER`` found; None for a folder of anything else. Raises DamagedRun, one line."""
+    found = read_json(folder / "findings.json")
+    if not isinstance(found, dict) or "mechanism" not in found:
+        return None
+    try:
+        return Checked.from_json(found)
+    except ValueError as error:
+        said = " ".join(str(error).split())[:200]
+        raise DamagedRun(f"{folder / 'findings.json'}: not what a check writes: {said}") from None
+
+
+def judge_check(policy: Policy, found: Checked) -> list[LimitResult]:
+    """The outcome of every limit that the policy sets; where none of them applies to a check, none is decided."""
+    stated, results = found.stated, list[LimitResult]()
+    terms = f"delta {stated.delta:g}, one {UNITS[stated.kind]}, {stated.relation}"
+    if (limit := policy.epsilon_proven) is not None:
+        broken = stated.epsilon > limit or found.refuted
+        text = "refuted" if found.refuted else "a check proves no upper bound"
+        line = f"{stated.epsilon:g} is stated ({terms}), {text}; limit {limit:g}"
+        results.append(LimitResult("epsilon_proven", "broken" if broken else "does not apply", line))
+    if (limit := policy.epsilon_shown) is not None:
+        outcome: Outcome = "broken" if found.certified > limit else "not decided" if found.is_unfinished else "holds"
+        line = f"shown at least {found.certified:.4g} ({terms}) at confidence {found.confidence:g}; limit {limit:g}"
+        results.append(LimitResult("epsilon_shown", outcome, line))
+    if policy.verdicts:
+        verdict = "contradiction" if found.refuted else "untested" if found.is_unfinished else "consistent"
+        missed: Outcome = "not decided" if verdict == "untested" else "broken"
+        line = f"{found.mechanism} is {verdict} ({found.verdict}); allowed: {', '.join(policy.verdicts)}"
+        results.append(LimitResult("verdicts", "holds" if verdict in policy.verdicts else missed, line))
+    of_records = [f"tpr_at_fpr.{rate:g}" for rate in policy.tpr_at_fpr]
+    of_records += [name for name in ("auc", "identified_records", "psnr_gain") if getattr(policy, name) is not None]
+    of_records += [f"attacked.{surface}" for surface in policy.attacked]
+    results += [LimitResult(name, "does not apply", NO_RECORDS) for name in of_records]
+    if all(one.outcome == "does not apply" for one in results):
+        return [replace(one, outcome="not decided") for one in results]
+    return results
+
+
+TONES = {BREAKS: "contradiction", KEEPS: "consistent"}
+
+
+def write_check_page(result: Checked, folder: Path) -> Path:
+    """``findings.json``, ``check.html`` and, of a refuted statement, ``reproduce.py`` in ``folder`` -> the page."""
+    from privdd.reporting.page import template_environment
+
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / "findings.json", result.as_json())
+    stated = f"the stated epsilon {result.stated.epsilon:g} at delta {result.stated.delta:g}"
+    title = f"T{stated[1:]} is refuted" if result.refuted else f"Nothing found refutes {stated}"
+    template = template_environment().get_template("check.html.jinja")
+    page = template.render(c=result, tone=TONES.get(result.verdict, "unprotected"), strengths=WORDS, title=title)
+    write_bytes(folder / "check.html", page.encode())
+    write_reproduction(result, folder)
+    return folder / "check.html"
+
+
+EMPTY_CASE = 'json.loads(r"""{}""")'
+MOST_CALLS = 300
+MOST = 200_000  # numbers of both inputs: more are no file to read
+
+
+def describe_case(
+    found: Checked,
+    place: str,
+    torch: bool,
+    arguments: Mapping[str, Any],
+    example: tuple[str, Sequence[Data], Sequence[Data]] | None,
+) -> dict[str, Any] | None:
+    """What ``counterexample`` is told; None without an example (words, calls with the record, without it), or too large for
+    a file."""
+    if example is None or len(example[1]) > MOST_CALLS:
+        return None
+    stated, (words, present, absent) = found.stated, example
+    case = {
+        "mechanism": place, "kind": stated.kind, "relation": stated.relation, "epsilon": stated.epsilon,
+        "delta": stated.delta, "law": found.law, "inputs": words, "torch": torch, "arguments": dict(arguments),
+        "present": [_plain_data(one) for one in present], "absent": [_plain_data(one) for one in absent],
+    }  # fmt: skip
+    try:
+        small = sum(json.dumps(case[side], allow_nan=False).count(",") for side in ("present", "absent")) < MOST
+        json.dumps(case["arguments"])
+    except (TypeError, ValueError):
+        return None
+    return case if small else None
+
+
+def _plain_data(data: Any) -> Any:
+    if isinstance(data, np.ndarray):
+        return {"shape": list(data.shape), "values": data.ravel().tolist()}
+    return [_plain_data(part) for part in data] if isinstance(data, list | tuple) else to_plain_json(data)
+
+
+def write_reproduction(found: Checked, folder: Path) -> Path | None:
+    """``folder/reproduce.py``; None where the check holds no case that could be shown."""
+    if found.case is None:
+        return None
+    case = ",\n".join(f"{json.dumps(name)}: {json.dumps(value)}" for name, value in found.case.items())
+    text = inspect.getsource(counterexample).replace(EMPTY_CASE, f'json.loads(r"""{{\n{case}\n}}""")', 1)
+    write_bytes(folder / "reproduce.py", text.encode())
+    return folder / "reproduce.py"

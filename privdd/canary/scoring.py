@@ -16,28 +16,13 @@ import numpy as np
 from torch import Tensor, nn
 
 from attacks.canaries import likelihood_ratios, noise_outside_span
-from privdd.blackbox.mechanism import add_search_folder
-from privdd.blackbox.target import load_target
+from privdd.blackbox.target import add_search_folder, load_target
 from privdd.canary.sealed import SealedCanaries, digest_arrays, read_npz, read_records
 from privdd.core.validation import BadConfig
-from privdd.recording.network import (
-    build_network,
-    class_descent_sums,
-    load_parameters,
-    parameter_difference,
-    record_descents,
-    record_losses,
-    thinning_step,
-)
-from privdd.recording.recording import Recording, read_recordings
+from privdd.recording import network
+from privdd.recording.recording import Recording, all_client_nodes, find_client, read_recordings
 from privdd.runtime.files import DamagedRun
 from privdd.runtime.run_folder import file_sha256, read_tensors
-
-# A score for each canary from what a federation let out: larger = in. Nothing here sees a coin.
-#
-# update: each round's update is regressed on what each canary alone would have done to it, all rounds together
-# (``attacks.canaries``). The size of a step and the noise are not known, so they are estimated from the update.
-# loss: how far a canary's loss fell from the first model to the last.
 
 RecordedRound = tuple[Mapping[str, Tensor], Mapping[str, Tensor]]  # what a client was sent, what it replied
 RecordPair = tuple[np.ndarray, np.ndarray]
@@ -52,21 +37,19 @@ def score_by_updates(
     clip: float | None = None,
     known: RecordPair | None = None,
 ) -> np.ndarray:
-    """(m,) from one client's rounds. clip: norm to which each record's gradient was clipped, None = it was not.
-
-    known: other records of the client, or records like them: what each class of them does to an update is taken off
-    first, whatever its size. Of a large network every k-th parameter is read, so that m gradients fit into memory.
-    Raises BadConfig for messages that do not fit the model, and where there is none.
-    """
+    """(m,) from one client's rounds. clip: norm to which each record's gradient was clipped, None = it was not. known:
+    other records of the client, or records like them: what each class of them does to an update is taken off first,
+    whatever its size. Of a large network every k-th parameter is read, so that m gradients fit into memory. Raises
+    BadConfig for messages that do not fit the model, and where there is none."""
     m, heard = len(y), 0
     gram, precision, product, moment = np.zeros((m, m)), np.zeros((m, m)), np.zeros(m), np.zeros(m)
-    every = thinning_step(model, m)
+    every = network.thinning_step(model, m)
     for sent, replied in rounds:
-        load_parameters(model, sent)
-        rows = record_descents(model, x, y, every, clip).astype(np.float64)
-        update = parameter_difference(model, sent, replied)[::every]
+        network.load_parameters(model, sent)
+        rows = network.record_descents(model, x, y, every, clip).astype(np.float64)
+        update = network.parameter_difference(model, sent, replied)[::every]
         if known is not None:
-            rows, update = project_out(class_descent_sums(model, *known, every, clip), rows, update)
+            rows, update = project_out(network.class_descent_sums(model, *known, every, clip), rows, update)
         noise = noise_outside_span(rows, update, max(float(update.std()), 1e-12))
         both, along = rows @ rows.T, rows @ update
         gram, product = gram + both, product + along
@@ -84,10 +67,8 @@ def project_out(others: np.ndarray, rows: np.ndarray, update: np.ndarray) -> tup
 
 
 def _estimate_step_size(gram: np.ndarray, product: np.ndarray) -> float:
-    """The factor of one canary's gradient step in an update: twice the mean coefficient, since half of the canaries are in.
-
-    Of all rounds together, by least squares with a little ridge; a positive number.
-    """
+    """The positive factor of one canary's step in an update, of all rounds: twice the mean coefficient, as half of the
+    canaries are in."""
     ridge = 1e-3 * float(np.trace(gram)) / len(gram)
     coefficients = np.linalg.solve(gram + max(ridge, 1e-12) * np.eye(len(gram)), product)
     size = 2 * float(np.mean(coefficients))
@@ -98,17 +79,23 @@ def score_by_loss(
     model: nn.Module, before: Mapping[str, Tensor] | None, after: Mapping[str, Tensor], x: np.ndarray, y: np.ndarray
 ) -> np.ndarray:
     """(m,): loss before - loss after; minus the loss after where the first model is not known."""
-    load_parameters(model, after)
-    last = record_losses(model, x, y)
+    network.load_parameters(model, after)
+    last = network.record_losses(model, x, y)
     if before is None:
         return -last
-    load_parameters(model, before)
-    return record_losses(model, x, y) - last
+    network.load_parameters(model, before)
+    return network.record_losses(model, x, y) - last
 
 
 def read_scores(path: Path, count: int) -> np.ndarray:
     """(m,) from an npz with id and score, or a csv with columns id and score. Raises DamagedRun."""
-    ids, values = _read_npz_scores(path) if path.suffix == ".npz" else _read_csv_scores(path)
+    if path.suffix == ".npz":
+        found = read_npz(path, ("id", "score"))
+        if found["id"].dtype.kind not in "iu" or found["score"].dtype.kind not in "fiu" or found["id"].ndim != 1:
+            raise DamagedRun(f"{path}: id (m,) whole numbers and score (m,) numbers are needed")
+        ids, values = found["id"].astype(np.int64), found["score"].astype(np.float64)
+    else:
+        ids, values = _read_csv_scores(path)
     if ids.shape != values.shape or sorted(ids.tolist()) != [*range(count)]:
         raise DamagedRun(f"{path}: one score for each id from 0 to {count - 1} is needed")
     scores = np.empty(count)
@@ -116,13 +103,6 @@ def read_scores(path: Path, count: int) -> np.ndarray:
     if not np.isfinite(scores).all():
         raise DamagedRun(f"{path}: scores must be finite")
     return scores
-
-
-def _read_npz_scores(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    found = read_npz(path, ("id", "score"))
-    if found["id"].dtype.kind not in "iu" or found["score"].dtype.kind not in "fiu" or found["id"].ndim != 1:
-        raise DamagedRun(f"{path}: id (m,) whole numbers and score (m,) numbers are needed")
-    return found["id"].astype(np.int64), found["score"].astype(np.float64)
 
 
 def _read_csv_scores(path: Path) -> tuple[np.ndarray, np.ndarray]:
@@ -142,15 +122,17 @@ def score_artifact(sealed: SealedCanaries, given: Mapping[str, Any]) -> tuple[np
     """((m,) scores by id, what they were computed from). Raises BadConfig where the artifact is not of the declared signal."""
     signal = sealed.statement["signal"]
     if signal == "scores":
-        return _score_from_file(sealed, given)
+        if "scores" not in given:
+            raise BadConfig("scores=FILE is needed: these canaries were issued with signal=scores")
+        path = Path(given["scores"])
+        return read_scores(path, len(sealed.canaries.y)), {"signal": "scores", "file": file_sha256(path)}
     if "scores" in given:
-        raise BadConfig(
-            f"scores=: these canaries were issued with signal={signal}; scores of another kind do not count"
-        )
+        issued = f"these canaries were issued with signal={signal}"
+        raise BadConfig(f"scores=: {issued}; scores of another kind do not count")
     if "model" not in given:
         raise BadConfig("model=package.module:Net is needed")
     add_search_folder(Path.cwd())
-    model = build_network(load_target(given["model"]), given["args"])
+    model = network.build_network(load_target(given["model"]), given["args"])
     if "updates" in given:
         recordings = read_recordings(Path(given["updates"]))
         if signal == "loss":
@@ -165,13 +147,6 @@ def score_artifact(sealed: SealedCanaries, given: Mapping[str, Any]) -> tuple[np
     return scores, told
 
 
-def _score_from_file(sealed: SealedCanaries, given: Mapping[str, Any]) -> tuple[np.ndarray, dict[str, Any]]:
-    if "scores" not in given:
-        raise BadConfig("scores=FILE is needed: these canaries were issued with signal=scores")
-    path = Path(given["scores"])
-    return read_scores(path, len(sealed.canaries.y)), {"signal": "scores", "file": file_sha256(path)}
-
-
 def _score_recorded_loss(
     sealed: SealedCanaries, model: Any, recordings: list[Recording]
 ) -> tuple[np.ndarray, dict[str, Any]]:
@@ -179,9 +154,8 @@ def _score_recorded_loss(
     final = recording.final_message()
     if final is None:
         raise BadConfig("updates=: signal=loss needs the final model, which is in a server's recording (tapped)")
-    first = recording.broadcast_before(
-        min(recording.replies_of(recording.client_nodes[0]), key=lambda m: m.heading.round)
-    )
+    replies = recording.replies_of(recording.client_nodes[0])
+    first = recording.broadcast_before(min(replies, key=lambda reply: reply.heading.round))
     scores = score_by_loss(model, first.read_arrays(), final.read_arrays(), sealed.canaries.x, sealed.canaries.y)
     return scores, {"signal": "loss", "before": first.digest, "after": final.digest}
 
@@ -196,9 +170,8 @@ def _score_recorded_updates(
     for site in sealed.site_counts:
         recording, node = _find_client(recordings, site, given["client"], len(sealed.site_counts))
         replies, ids = recording.replies_of(node), sealed.canaries.site_ids(site)
-        rounds = (
-            (recording.broadcast_before(reply).read_arrays(), recording.replied_parameters(reply)) for reply in replies
-        )
+        sent = (recording.broadcast_before(reply).read_arrays() for reply in replies)
+        rounds = zip(sent, map(recording.replied_parameters, replies))
         x, y = sealed.canaries.x[ids], sealed.canaries.y[ids]
         scores[ids] = score_by_updates(model, rounds, x, y, given.get("clip"), known.get(site))
         told[site] = [reply.digest for reply in replies]
@@ -212,9 +185,8 @@ def _read_known_records(site: str, path: Path, sealed: SealedCanaries) -> tuple[
     x, y = read_records(path)
     theirs = _record_set(sealed.canaries.x, sealed.canaries.y)
     if there := len(theirs & _record_set(x, y)):
-        raise BadConfig(
-            f"known.{site}={path}: holds {there} of the canaries, and so their coins; the site's other records alone are needed"
-        )
+        said = f"holds {there} of the canaries, and so their coins"
+        raise BadConfig(f"known.{site}={path}: {said}; the site's other records alone are needed")
     return x, y
 
 
@@ -225,15 +197,7 @@ def _record_set(x: np.ndarray, y: np.ndarray) -> set[tuple[bytes, int]]:
 
 def _find_client(recordings: list[Recording], site: str, named: Mapping[str, int], sites: int) -> tuple[Recording, int]:
     """The recording and the node of a site: client.SITE=NODE, where NODE may be a client's partition too."""
-    nodes = list(dict.fromkeys(node for recording in recordings for node in recording.client_nodes))
-    partitions = {
-        m.heading.partition: m.heading.node for r in recordings for m in r.messages if m.heading.partition is not None
-    }
-    if site in named:
-        node = named[site] if named[site] in nodes else partitions.get(named[site])
-    else:
-        node = nodes[0] if len(nodes) == sites == 1 else None
-    for recording in recordings:
-        if node is not None and node in recording.client_nodes:
-            return recording, node
-    raise BadConfig(f"client.{site}=NODE is needed, one of {', '.join(map(str, nodes))}")
+    found = find_client(recordings, named.get(site)) if site in named or sites == 1 else None
+    if found is None:
+        raise BadConfig(f"client.{site}=NODE is needed, one of {', '.join(map(str, all_client_nodes(recordings)))}")
+    return found

@@ -15,20 +15,19 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
+from pydantic import BaseModel, Field
 
 from attacks.canaries import draw_block_images, select_independent
 from attacks.epsilon import one_run_bounds, right_guesses
 from attacks.membership.attack import guess_counts
 from attacks.validation import check_archive
-from privdd.core.validation import BadConfig, check_number
+from privdd.core.validation import BadConfig
 from privdd.runtime.files import DamagedRun, make_private, read_json, state_folder, write_bytes, write_json
 
-# The coins of the canaries, and what is published of them before training: a hash that fixes them and tells nothing.
-#
 # Coins are the bits of SHAKE-256 over a secret salt and the site's name, so whoever is shown the salt can see that they
 # were not chosen one by one. The commitment is SHA-256 over the salt, the coins and the whole public statement (how
 # canaries are to be scored included): none of the three can be changed afterwards (Halevi and Micali 1996 for hiding and
@@ -50,7 +49,6 @@ def derive_seed(salt: bytes, name: str) -> int:
 
 
 def coins_to_text(coins: np.ndarray) -> str:
-    """Coins as text, "0110..."."""
     return "".join("1" if coin else "0" for coin in coins.tolist())
 
 
@@ -132,9 +130,8 @@ def read_records(path: Path) -> tuple[np.ndarray, np.ndarray]:
     found = read_npz(path, ("x", "y"))
     x, y = found["x"], found["y"]
     if x.ndim < 2 or y.shape != (len(x),) or not len(y) or x.dtype.kind not in "fiub" or y.dtype.kind not in "iu":
-        raise DamagedRun(
-            f"{path}: x (n, ...) numbers and y (n,) whole numbers are needed, got {x.dtype} {x.shape}, {y.dtype} {y.shape}"
-        )
+        said = f"got {x.dtype} {x.shape}, {y.dtype} {y.shape}"
+        raise DamagedRun(f"{path}: x (n, ...) numbers and y (n,) whole numbers are needed, {said}")
     if not np.isfinite(x).all() or y.min() < 0:
         raise DamagedRun(f"{path}: x must be finite and y at least 0")
     return x, y.astype(np.int64)
@@ -148,13 +145,12 @@ def secrets_folder(sealed: Path, commitment: str) -> Path:
 def write_sealed(
     folder: Path, salt: bytes, canaries: CanarySet, told: Mapping[str, Any], secrets: Path | None = None
 ) -> SealedCanaries:
-    """An issue: what is public into ``folder``, the rest into ``secrets`` (default ``secrets_folder``). told: signal,
-    confidence, delta and stated."""
-    names = list(dict.fromkeys(canaries.site.tolist()))
+    """What is public into ``folder``, the rest into ``secrets`` (default ``secrets_folder``). told: signal, confidence,
+    delta, stated."""
+    ids_of = {name: canaries.site_ids(name) for name in dict.fromkeys(canaries.site.tolist())}
     entries: dict[str, dict[str, Any]] = {
-        n: {"count": len(ids), "records": digest_arrays(canaries.x[ids], canaries.y[ids])}
-        for n in names
-        for ids in [canaries.site_ids(n)]
+        name: {"count": len(ids), "records": digest_arrays(canaries.x[ids], canaries.y[ids])}
+        for name, ids in ids_of.items()
     }
     guesses = [list(pair) for pair in guess_counts(len(canaries.y))]
     statement = {"schema": CANARY_SCHEMA, "relation": "add_remove", "sites": entries, "guesses": guesses, **told}
@@ -162,11 +158,10 @@ def write_sealed(
     mark = compute_commitment(salt, coins, statement)
     secrets = secrets_folder(folder, mark) if secrets is None else secrets
     make_private(secrets)
-    write_bytes(
-        folder / CANARIES_FILE, npz_bytes(x=canaries.x, y=canaries.y, id=np.arange(len(canaries.y)), site=canaries.site)
-    )
-    for name in names:
-        ids = canaries.site_ids(name)[site_coins(salt, name, entries[name]["count"])]
+    every = npz_bytes(x=canaries.x, y=canaries.y, id=np.arange(len(canaries.y)), site=canaries.site)
+    write_bytes(folder / CANARIES_FILE, every)
+    for name, every_id in ids_of.items():
+        ids = every_id[site_coins(salt, name, len(every_id))]
         held = npz_bytes(x=canaries.x[ids], y=canaries.y[ids], id=ids)
         write_bytes(secrets / f"site-{name}.npz", held, private=True)
     write_json(secrets / SECRET_FILE, {"schema": CANARY_SCHEMA, "salt": salt.hex(), "coins": coins}, private=True)
@@ -183,33 +178,33 @@ def read_sealed(folder: Path) -> SealedCanaries:
     wanted = {"schema", "relation", "sites", "guesses", "signal", "confidence", "delta", "stated", "commitment"}
     if set(told) != wanted:
         raise DamagedRun(f"{path}: missing {sorted(wanted - set(told))}, unknown {sorted(set(told) - wanted)}")
+    _check_statement(path, told)
     mark = told.pop("commitment")
-    _check_statement(path, told, mark)
     found = read_npz(folder / CANARIES_FILE, ("x", "y", "id", "site"))
     canaries = _check_canaries(folder / CANARIES_FILE, found, told)
     return SealedCanaries(told, mark, canaries)
 
 
-def _check_statement(path: Path, told: Mapping[str, Any], mark: Any) -> None:
+class _Site(BaseModel, extra="forbid", strict=True):
+    count: Annotated[int, Field(ge=1, le=MAX_CANARIES)]
+    records: Annotated[str, Field(pattern=f"^{HEX_DIGEST.pattern}$")]
+
+
+class _Statement(BaseModel, strict=True, allow_inf_nan=False):
+    relation: Literal["add_remove"]
+    sites: Annotated[dict[Annotated[str, Field(pattern=f"^{SITE_NAME.pattern}$")], _Site], Field(min_length=1)]
+    signal: Literal["update", "loss", "scores"]
+    confidence: Annotated[float, Field(gt=0, lt=1)]
+    delta: Annotated[float, Field(ge=0, lt=1)]
+    stated: Annotated[float, Field(ge=0)] | None
+    commitment: Annotated[str, Field(pattern=f"^{HEX_DIGEST.pattern}$")]
+
+
+def _check_statement(path: Path, told: Mapping[str, Any]) -> None:
     try:
-        sites = told["sites"]
-        good = (
-            isinstance(sites, dict) and bool(sites) and isinstance(mark, str) and HEX_DIGEST.fullmatch(mark) is not None
-        )
-        good = good and all(
-            SITE_NAME.fullmatch(name) and set(entry) == {"count", "records"} and type(entry["count"]) is int
-            and 1 <= entry["count"] <= MAX_CANARIES and HEX_DIGEST.fullmatch(entry["records"])
-            for name, entry in sites.items()
-        )  # fmt: skip
-        m = sum(entry["count"] for entry in sites.values()) if good else 0
-        good = good and told["guesses"] == [list(pair) for pair in guess_counts(m)]
-        good = good and told["signal"] in CANARY_SIGNALS and told["relation"] == "add_remove"
-        check_number("confidence", told["confidence"])
-        check_number("delta", told["delta"])
-        good = good and 0 < told["confidence"] < 1 and 0 <= told["delta"] < 1
-        check_number("stated", told["stated"], optional=True)
-        good = good and (told["stated"] is None or told["stated"] >= 0)
-    except (ValueError, TypeError, AttributeError, KeyError):
+        sites = _Statement.model_validate(told).sites
+        good = told["guesses"] == [list(pair) for pair in guess_counts(sum(site.count for site in sites.values()))]
+    except ValueError:
         good = False
     if not good:
         raise DamagedRun(f"{path}: its statement is not one that privdd.canary writes")
@@ -220,12 +215,8 @@ def _check_canaries(path: Path, found: Mapping[str, np.ndarray], told: Mapping[s
     m = sum(entry["count"] for entry in told["sites"].values())
     names = np.repeat([*told["sites"]], [entry["count"] for entry in told["sites"].values()])
     plain = x.ndim >= 2 and x.dtype.kind in "fiub" and y.dtype.kind in "iu" and site.dtype.kind == "U"
-    if (
-        not plain
-        or not len(x) == len(y) == m
-        or not np.array_equal(found["id"], np.arange(m))
-        or not np.array_equal(site, names)
-    ):
+    fits = len(x) == len(y) == m and np.array_equal(found["id"], np.arange(m)) and np.array_equal(site, names)
+    if not plain or not fits:
         raise DamagedRun(f"{path}: not the canaries that {PUBLIC_FILE} speaks of")
     canaries = CanarySet(x, y, site)
     for name, entry in told["sites"].items():
@@ -245,9 +236,7 @@ def read_secret(path: Path) -> tuple[bytes, dict[str, str]]:
 
 def parse_secret(told: Mapping[str, Any], path: Path) -> tuple[bytes, dict[str, str]]:
     salt, coins = told.get("salt"), told.get("coins")
-    good = (
-        isinstance(salt, str) and len(salt) == 2 * SALT_BYTES and HEX_DIGEST.fullmatch(salt) and isinstance(coins, dict)
-    )
+    good = isinstance(salt, str) and HEX_DIGEST.fullmatch(salt) and isinstance(coins, dict)
     if not good or not all(isinstance(c, str) and set(c) <= {"0", "1"} for c in coins.values()):  # type: ignore[union-attr]
         raise DamagedRun(f"{path}: salt (64 hexadecimal digits) and coins (0 and 1 for each site) are needed")
     return bytes.fromhex(salt), coins  # type: ignore[arg-type, return-value]
@@ -273,10 +262,7 @@ RecordPair = tuple[np.ndarray, np.ndarray]
 
 
 def draw_canary_set(given: Mapping[str, Any], sites: Sequence[str], seed: int) -> CanarySet:
-    """The canaries of an issue: ``count`` for each site, different ones. given: shape and classes, or from.
-
-    Raises BadConfig, DamagedRun.
-    """
+    """``count`` different canaries for each site. given: shape and classes, or from. Raises BadConfig, DamagedRun."""
     total = given["count"] * len(sites)
     if "from" in given:
         x, y = read_records(Path(given["from"]))
@@ -288,12 +274,9 @@ def draw_canary_set(given: Mapping[str, Any], sites: Sequence[str], seed: int) -
 
 
 def craft_records(shape: Sequence[int], classes: int, count: int, seed: int) -> RecordPair:
-    """(x (count, *shape) float32 in [0, 1], y (count,) int64, all classes in turn), nearly orthogonal.
-
-    Images (c, h, w) or (h, w) are blocks of black and white, as of ``audit.canaries``; any other shape is zeros and
-    ones by fair coins. Out of a pool the rows are taken that the ones before span least. Raises BadConfig where
-    fewer different ones than that are found.
-    """
+    """(x (count, *shape) float32 in [0, 1], y (count,) int64, all classes in turn), nearly orthogonal. Images (c, h, w) or
+    (h, w) are blocks of black and white, others zeros and ones by fair coins. Raises BadConfig where too few different ones
+    are found."""
     pool = _draw_candidates(shape, count, seed)
     if len(pool) < count:
         said = f"{len(pool)} different canaries were drawn, {count} are needed; lower count= or take a larger shape"
@@ -324,10 +307,8 @@ def _candidate_sampler(shape: Sequence[int], seed: int) -> Callable[[int], np.nd
 
 
 def mislabel_tail_records(x: np.ndarray, y: np.ndarray, classes: int, count: int, seed: int) -> RecordPair:
-    """The ``count`` different records furthest from the mean of their class, each with a wrong label drawn evenly.
-
-    x (n, ...), y (n,). These must be nobody's training records. Raises BadConfig for too few records or classes.
-    """
+    """The ``count`` different records of x (n, ...), y (n,) furthest from the mean of their class, each with a wrong label
+    drawn evenly; nobody may train on them. Raises BadConfig for too few records or classes."""
     if classes < 2:
         raise BadConfig("from=: its records have one class; at least 2 are needed for a wrong label")
     kept = _distinct_rows(x)
@@ -349,8 +330,6 @@ def _distinct_rows(x: np.ndarray) -> list[int]:
     return sorted({x[at].tobytes(): at for at in reversed(range(len(x)))}.values())
 
 
-# What opened canaries show: a lower bound on epsilon from one run, and a file from which anybody computes it again.
-#
 # The bound is the larger of Steinke, Nasr and Jagielski's (2023) and Mahloujifar, Melis and Chaudhuri's (2024) at
 # half of the error each, over guesses whose numbers were fixed in the public statement. It holds at the stated confidence
 # for every mechanism and every score that was computed without the coins, which nothing here can see: see the tutorial.
@@ -392,32 +371,26 @@ def opened_result(
 def check_opened_file(sealed: SealedCanaries, path: Path) -> dict[str, Any]:
     """opened.json, every number of it computed again. Raises DamagedRun, one line, for the first that differs."""
     told = read_json(path)
-    if (
-        not isinstance(told, dict)
-        or set(told) != OPENED_KEYS
-        or told["schema"] != CANARY_SCHEMA
-        or not isinstance(told["artifact"], dict)
-    ):
+    known = isinstance(told, dict) and set(told) == OPENED_KEYS and told["schema"] == CANARY_SCHEMA
+    if not known or not isinstance(told["artifact"], dict):
         raise DamagedRun(f"{path}: no {OPENED_FILE} of schema {CANARY_SCHEMA}")
     salt, coins = parse_secret(told, path)
     scores = told["scores"]
     if not isinstance(scores, list) or not all(type(s) is float and math.isfinite(s) for s in scores):
         raise DamagedRun(f"{path}: scores: a list of finite numbers is needed")
     again = opened_result(sealed, salt, coins, np.asarray(scores, dtype=np.float64), told["artifact"])
-    for name in sorted(OPENED_KEYS - {"bounds", "bound"}):
-        if told[name] != again[name]:
-            raise DamagedRun(
-                f"{path}: {name} is {_shorten_text(told[name])}, computed again it is {_shorten_text(again[name])}"
-            )
     if not isinstance(told["bounds"], dict) or set(told["bounds"]) != set(again["bounds"]):
         raise DamagedRun(f"{path}: bounds are not {', '.join(again['bounds'])}")
-    for name, mine in {**again["bounds"], "bound": again["bound"]}.items():
-        theirs = told["bound"] if name == "bound" else told["bounds"][name]
-        if type(theirs) not in (int, float) or not math.isclose(
-            theirs, mine, rel_tol=BOUND_TOLERANCE, abs_tol=BOUND_TOLERANCE
-        ):
-            raise DamagedRun(f"{path}: {name} is {_shorten_text(theirs)}, computed again it is {mine:.6g}")
+    pairs = {name: (told[name], again[name]) for name in sorted(OPENED_KEYS - {"bounds"})}
+    for name, (theirs, mine) in (pairs | {n: (told["bounds"][n], one) for n, one in again["bounds"].items()}).items():
+        if not (_is_same_bound(theirs, mine) if name in {"bound", *again["bounds"]} else theirs == mine):
+            raise DamagedRun(f"{path}: {name} is {str(theirs)[:60]}, computed again it is {str(mine)[:60]}")
     return again
+
+
+def _is_same_bound(theirs: Any, mine: float) -> bool:
+    near = {"rel_tol": BOUND_TOLERANCE, "abs_tol": BOUND_TOLERANCE}
+    return type(theirs) in (int, float) and math.isclose(theirs, mine, **near)
 
 
 def describe_opened(found: Mapping[str, Any], sealed: SealedCanaries) -> str:
@@ -427,7 +400,3 @@ def describe_opened(found: Mapping[str, Any], sealed: SealedCanaries) -> str:
     bound = f"epsilon >= {found['bound']:.3g} at delta {told['delta']:g} ({told['confidence']:.0%})"
     line = f"{m} canaries, coins read: {right}; {bound}"
     return line if found["stated"] is None else f"{line}; stated {found['stated']:g}: {found['verdict']}"
-
-
-def _shorten_text(value: Any) -> str:
-    return str(value)[:60]

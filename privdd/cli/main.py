@@ -235,7 +235,7 @@ def _audit_external_target(argv: list[str]) -> int | None:
     if "--version" in argv or not (outside or recorded):
         return None
     from privdd.external.arguments import TARGET, parse_target_arguments
-    from privdd.recording.recording_folder import find_recording_argument
+    from privdd.recording import find_recording_argument
 
     if asks_help:
         print(TARGET.help_text(), end="")

@@ -81,10 +81,7 @@ class TargetArguments:
 
 
 def parse_target_arguments(argv: Sequence[str], kind: str = "") -> TargetArguments:
-    """Raises BadConfig, one line, for anything that is not understood, or that a target of its kind does not read.
-
-    kind: of ``KEYS_BY_KIND``; "": by what was typed.
-    """
+    """kind: of ``KEYS_BY_KIND``; "": by what was typed. Raises BadConfig, one line, for what is not understood or not read."""
     found = TARGET.parse(
         [item.replace("hydra.run.dir=", "out=") if item.startswith("hydra.") else item for item in argv]
     )

@@ -28,18 +28,10 @@ from attacks.membership.threshold import LossThreshold
 from attacks.types import Adversary, Attack, Capture, Family, Knowledge, Surface, Truth, View, Worlds
 from privdd.auditing.attack_tasks import attack_stream, error_budget
 from privdd.core.rng import Keys
-from privdd.core.validation import BadConfig, check_integer, check_number
-from privdd.external.membership_game import (
-    CoinGame,
-    JudgedAttack,
-    annotate_finding,
-    draw_coin_game,
-    findings_without_attack,
-    judge_attacks,
-    target_facts,
-)
+from privdd.core.validation import BadConfig, check_choice, check_integer, check_number
+from privdd.external import membership_game as games
 from privdd.external.predictor import build_predictor
-from privdd.external.records import LabelledRecords, check_integer_labels, check_same_shape
+from privdd.external.records import LabelledRecords, check_network_records
 from privdd.external.run_folder import ExternalAudit, HeldArtifact, StatedLimit
 from privdd.external.shadow_models import (
     SGD_NAME,
@@ -76,8 +68,7 @@ class CapturedUpdates:
 
 def read_captured_updates(folder: Path, model: nn.Module, kind: str) -> CapturedUpdates:
     """Every file of the folder. Raises BadConfig, one line, where there are none, or one does not fit the model."""
-    if kind not in UPDATE_KINDS:
-        raise BadConfig(f"target.kind={kind}: allowed are {', '.join(UPDATE_KINDS)}")
+    check_choice("target.kind", kind, UPDATE_KINDS)
     if not folder.is_dir():
         raise BadConfig(f"target.updates={folder}: no such folder")
     try:
@@ -89,9 +80,8 @@ def read_captured_updates(folder: Path, model: nn.Module, kind: str) -> Captured
     rounds = sorted({name.split("/")[0] for name in names})
     unknown = [one for one in rounds if len(rounds) > 1 and not (folder / one / SERVER_FILE).is_file()]
     if unknown:
-        raise BadConfig(
-            f"target.updates={folder}: {unknown[0]}/{SERVER_FILE} is needed: of several rounds, each started from its own model"
-        )
+        why = "of several rounds, each started from its own model"
+        raise BadConfig(f"target.updates={folder}: {unknown[0]}/{SERVER_FILE} is needed: {why}")
     surface = Surface.GRADIENT if kind == "gradient" else Surface.UPDATE
     found = [_read_capture(folder, name, model, kind) for name in names]
     return CapturedUpdates(tuple(sorted(found, key=lambda one: (one.round, one.client))), surface, kind)
@@ -101,10 +91,10 @@ def _read_capture(folder: Path, name: str, model: nn.Module, kind: str) -> Captu
     at = UPDATE_FILE.fullmatch(name)
     if at is None:
         raise ValueError(f"{name}: no name of a captured update")
-    value, own = _read_update_file(folder / name), dict(model.state_dict())
+    own = dict(model.state_dict())
     server = folder / name.split("/")[0] / SERVER_FILE
-    sent = {**own, **_check_fits_model(server, _read_update_file(server), own)} if server.is_file() else own
-    value = _check_fits_model(folder / name, value, own)
+    sent = {**own, **_read_update_file(server, own)} if server.is_file() else own
+    value = _read_update_file(folder / name, own)
     missing = sorted({key for key, _ in model.named_parameters()} - value.keys())
     if missing:
         raise BadConfig(f"target.updates={folder / name}: lacks {', '.join(missing[:4])}")
@@ -113,15 +103,12 @@ def _read_capture(folder: Path, name: str, model: nn.Module, kind: str) -> Captu
     return Capture(int(at[1]), int(at[2]), kind, value, sent)
 
 
-def _read_update_file(path: Path) -> Mapping[str, Tensor]:
+def _read_update_file(path: Path, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors, if each has a name and a shape of the model's. Raises BadConfig for another, and for NaN."""
     try:
-        return read_tensors(path)
+        value = read_tensors(path)
     except DamagedRun as error:
         raise BadConfig(f"target.updates={error}") from None
-
-
-def _check_fits_model(path: Path, value: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors, if each has a name and a shape of the model's. Raises BadConfig for another, and for NaN."""
     for name, tensor in value.items():
         if name not in own or own[name].shape != tensor.shape:
             there = f"the model's is {tuple(own[name].shape)}" if name in own else "the model has none of this name"
@@ -178,17 +165,15 @@ def audit_client_updates(
     about: Mapping[str, Any],
     fit: TrainingFunction | None = None,
 ) -> ExternalAudit:
-    """The audit of what one client sent; train: its own records. Raises BadConfig, one line, for what does not fit.
-
-    fit: with it shadow updates are trained (``compute_shadow_updates``); "sgd" stands for plain SGD as ``local`` describes it.
-    """
+    """The audit of what one client sent; train: its own records; fit: trains shadow updates, "sgd" for plain SGD as
+    ``local`` describes it. Raises BadConfig, one line, for what does not fit."""
     began = time.monotonic()
     if not isinstance(model, nn.Module):
         raise BadConfig("target.model: a torch module is needed to read updates")
     classes = _count_classes(model, train, heldout)
     mine, keys = updates.captures_of_client(client), Keys(settings.seed).fold("target")
     shadows = settings.shadows if fit is not None else 0
-    game = draw_coin_game(train, heldout, settings.records, shadows, keys)
+    game = games.draw_coin_game(train, heldout, settings.records, shadows, keys)
     note = f"what client {client} sent in {len(mine)} round{'s' if len(mine) > 1 else ''}, as it was captured"
     sent = updates.kind == "gradient"
     if sent and fit not in (None, SGD_NAME):
@@ -200,21 +185,20 @@ def audit_client_updates(
     signals = target_and_shadow_signals(model, [mine, *others], game.records, classes, sent)
     made = time.monotonic()
     known = _attacker_knowledge(model, game, train, classes, local, stated)
-    view = View(updates.surface, Adversary.SERVER, mine[:1], known, _update_worlds(signals, game, keys))
-    attacks: dict[str, MembershipAttack] = {
-        name: LossThreshold(signal, settings.confidence)
-        for name, signal in SIGNAL_OF_ATTACK.items()
-        if signal in signals
-    }
+    blind = blind_record_scores(game.records.x, game.records.y, game.member_mask, keys.fold("blind").torch())
+    worlds = Worlds(signals, game.masks, blind, game.records.y)
+    view = View(updates.surface, Adversary.SERVER, mine[:1], known, worlds)
+    readable = {name: signal for name, signal in SIGNAL_OF_ATTACK.items() if signal in signals}
+    attacks: dict[str, MembershipAttack] = {n: LossThreshold(s, settings.confidence) for n, s in readable.items()}
     best = "joint" if "joint" in signals else "alignment"
     attacks |= {"lira": Lira(best, settings.confidence), "rmia": Rmia(best, settings.confidence)} if shadows else {}
     missing = {} if shadows else dict.fromkeys(("lira", "rmia"), NO_SHADOWS)
     budget = error_budget(settings.confidence, len(attacks) + len(missing), 0)
     keys = Keys(settings.seed)
-    judged = judge_attacks(view, attacks, missing, game, keys, budget, note)
+    judged = games.judge_attacks(view, attacks, missing, game, keys, budget, note)
     judged += _judge_inversions(view, train, heldout, local, keys, f"round {mine[0].round} alone; {note}")
     done, notes = time.monotonic(), {"note": GLOBAL_DRAWS} if drew else {}
-    facts = target_facts("updates", train, heldout, game, judged, None, about.get("notes", []))
+    facts = games.target_facts("updates", train, heldout, game, judged, None, about.get("notes", []))
     clients, rounds = (1 + max(getattr(one, of) for one in updates.captures) for of in ("client", "round"))
     return ExternalAudit(
         str(about.get("name", "updates")), str(about.get("data", "arrays")), settings.seed,
@@ -226,31 +210,28 @@ def audit_client_updates(
 
 def _count_classes(model: nn.Module, train: LabelledRecords, heldout: LabelledRecords) -> int:
     """How many classes the model has. Raises BadConfig where it, or the records, cannot be read by gradients."""
-    check_same_shape("target.train", train, "target.heldout", heldout)
-    for key, one in (("target.train", train), ("target.heldout", heldout)):
-        check_integer_labels(key, one)
+    check_network_records(train, heldout)
     predict = build_predictor(model, "target.model")
     classes = predict.count_classes(train.x, torch.cat([train.y, heldout.y]))
     if predict.query_outputs(train.x[:2]).ndim == 1:
-        raise BadConfig(
-            "target.model: gives one number for each record; updates are read by the cross-entropy of its logits (b, classes)"
-        )
+        needed = "updates are read by the cross-entropy of its logits (b, classes)"
+        raise BadConfig(f"target.model: gives one number for each record; {needed}")
     return classes
 
 
 def _attacker_knowledge(
-    model: nn.Module, game: CoinGame, train: LabelledRecords, classes: int, local: LocalTraining, stated: StatedLimit
+    model: nn.Module,
+    game: games.CoinGame,
+    train: LabelledRecords,
+    classes: int,
+    local: LocalTraining,
+    stated: StatedLimit,
 ) -> Knowledge:
     told = {**local.attack_settings(), "batch_records": len(train), "delta": stated.exchange_limit()[1]}
     shape = train.record_shape if len(train.record_shape) == 3 else (1, 1, 1)
     kind = next(model.parameters()).dtype
     public = game.reference.x.to(kind) if game.reference.x.is_floating_point() else game.reference.x
     return Knowledge((shape[0], shape[1], shape[2]), classes, public, game.reference.y, model, settings=told)
-
-
-def _update_worlds(signals: Mapping[str, Tensor], game: CoinGame, keys: Keys) -> Worlds:
-    blind = blind_record_scores(game.records.x, game.records.y, game.member_mask, keys.fold("blind").torch())
-    return Worlds(signals, game.masks, blind, game.records.y)
 
 
 def training_function_of(fit: TrainingFunction | None, local: LocalTraining) -> TrainingFunction | PlainSGD | None:
@@ -264,24 +245,22 @@ def training_function_of(fit: TrainingFunction | None, local: LocalTraining) -> 
 
 def _judge_inversions(
     view: View, train: LabelledRecords, heldout: LabelledRecords, local: LocalTraining, keys: Keys, note: str
-) -> list[JudgedAttack]:
+) -> list[games.JudgedAttack]:
     """Label counts, and records rebuilt, from the first capture; what cannot be tried says why."""
     described = view.surface == Surface.GRADIENT or (local.lr is not None and local.steps is not None)
     pictures = train.has_pictures and min(train.record_shape[1:]) >= 5
     attacks = _inversion_attacks(view.surface, len(train)) if pictures and described else {}
     search = "update_inversion" if view.surface == Surface.UPDATE else "gradient_inversion"
-    why = NO_PICTURES if not pictures else NO_STEPS if not described else _too_many_records(len(train))
+    many = f"{len(train)} records stand behind one gradient; at most {MAX_BATCH_RECORDS} are sought"
+    why = NO_PICTURES if not pictures else NO_STEPS if not described else many
     kind = next(view.knowledge.model.parameters()).dtype if view.knowledge.model is not None else torch.float32
     counts = torch.bincount(train.y, minlength=view.knowledge.classes)
     truth = Truth(train.x.to(kind), train.y, heldout.x.to(kind), heldout.y, counts)
     found = [_judge_inversion(name, attack, view, truth, keys, note) for name, attack in attacks.items()]
-    wanted = {
-        "label_counts": Family.LABEL,
-        "analytic_inversion": Family.GRADIENT_INVERSION,
-        search: Family.GRADIENT_INVERSION,
-    }
-    for name, family in wanted.items():
-        found += findings_without_attack(view.surface, [name] if name not in attacks else [], why, note, family)
+    for name in ("label_counts", "analytic_inversion", search):
+        family = Family.LABEL if name == "label_counts" else Family.GRADIENT_INVERSION
+        if name not in attacks:
+            found += games.findings_without_attack(view.surface, [name], why, note, family)
     return found
 
 
@@ -295,16 +274,14 @@ def _inversion_attacks(surface: Surface, records: int) -> dict[str, Attack]:
     return found
 
 
-def _too_many_records(records: int) -> str:
-    return f"{records} records stand behind one gradient; at most {MAX_BATCH_RECORDS} are sought"
-
-
-def _judge_inversion(name: str, attack: Attack, view: View, truth: Truth, keys: Keys, note: str) -> JudgedAttack:
+def _judge_inversion(name: str, attack: Attack, view: View, truth: Truth, keys: Keys, note: str) -> games.JudgedAttack:
     why = attack.nothing_to_read(view)
     if why:
-        return findings_without_attack(view.surface, [name], why, note, attack.family)[0]
+        return games.findings_without_attack(view.surface, [name], why, note, attack.family)[0]
     began = time.monotonic()
     evidence = attack.run(view, attack_stream(keys, name, str(view.surface), note))
     finding = attack.judge(evidence, view, truth)
     kept = {key: value for key, value in finding.figures.items() if not key.startswith("roc_")}
-    return JudgedAttack(annotate_finding(finding.with_measures(seconds=time.monotonic() - began), name, note), kept)
+    return games.JudgedAttack(
+        games.annotate_finding(finding.with_measures(seconds=time.monotonic() - began), name, note), kept
+    )

@@ -21,10 +21,10 @@ import torch
 from scipy.stats import norm
 from torch import Tensor
 
-from attacks.membership.attack import is_separable, one_run_bound, require_worlds, unreadable_finding
+from attacks.membership.attack import blind_record_scores, is_separable, one_run_bound, require_worlds, unreadable_finding
 from attacks.membership.label_only import first_replay
-from attacks.membership.signals import ridge_readout
-from attacks.types import Adversary, Attack, Evidence, Family, Finding, Surface, Truth, View, Worlds
+from attacks.membership.signals import logit_scaled, ridge_readout
+from attacks.types import Adversary, Attack, Evidence, Family, Finding, Knowledge, Surface, Truth, View, Worlds
 from privdd.auditing.attack_tasks import ErrorBudget, attack_seeds, attack_stream
 from privdd.core.rng import Keys
 from privdd.core.validation import BadConfig
@@ -37,12 +37,9 @@ MAX_REFERENCE = 1000
 
 @dataclass(frozen=True)
 class DuplicateRecords:
-    """Equal records of the two files. inside, outside: places of the training and held-out records that may be audited.
-
-    training, heldout: how many records equal an earlier one of their file; shared: held-out records that equal a training
-    record, which none may be audited. single: whether every record that may be audited is the only one of its kind; else
-    each stands for all its copies, and a bound would be for these together.
-    """
+    """Equal records. inside, outside: places of the training and held-out records that may be audited. training, heldout:
+    records that equal an earlier one of their file; shared: held-out ones that equal a training record; single: whether
+    each audited record is the only one of its kind, else it stands for all its copies."""
 
     inside: Tensor
     outside: Tensor
@@ -53,10 +50,8 @@ class DuplicateRecords:
 
 
 def find_duplicates(train: LabelledRecords, heldout: LabelledRecords) -> DuplicateRecords:
-    """Records that are the only ones of their kind in both files are audited, as long as they are half of all kinds.
-
-    Which file such a record lies in is as much chance as before, so the game is fair. Else one of each kind is audited.
-    """
+    """Records that are the only ones of their kind in both files are audited, a fair game, if they are half of all kinds;
+    else one of each kind."""
     kind = _number_equal_records(train.x, heldout.x)
     own, other = kind.split([len(train), len(heldout)])
     count, apart = (torch.bincount(one, minlength=len(kind)) for one in (own, other))
@@ -71,8 +66,8 @@ def find_duplicates(train: LabelledRecords, heldout: LabelledRecords) -> Duplica
 
 
 def _number_equal_records(*sets: Tensor) -> Tensor:
-    """(n,): the same number for records that are equal, number by number; what single precision cannot tell apart is equal,
-    unless all sets are of higher precision."""
+    """(n,): one number for records that are equal, number by number; what single precision cannot tell apart is, unless all
+    sets are of higher precision."""
     exact = torch.promote_types(sets[0].dtype, sets[-1].dtype)
     if exact == torch.float64 and any(one.dtype != exact for one in sets):
         exact = torch.float32
@@ -92,10 +87,8 @@ def _is_first(kind: Tensor) -> Tensor:
 @dataclass(frozen=True)
 class CoinGame:
     """records: the n audited ones; masks (K, n) bool, row 0 the target's; row (n,): where each stands in its own file.
-
     rest: training records that are not audited, in every shadow model too; reference: held-out ones that the attacker
-    knows, and that no model of the game was trained on. repeats: of the two files.
-    """
+    knows."""
 
     records: LabelledRecords
     masks: Tensor
@@ -110,9 +103,8 @@ class CoinGame:
 
     def shadow_set(self, world: int) -> LabelledRecords:
         """The training records of shadow model ``world``, at least one."""
-        picked = self.masks[world]
-        x = torch.cat([self.rest.x, self.records.x[picked]])
-        return LabelledRecords(x, torch.cat([self.rest.y, self.records.y[picked]]), self.rest.form, self.rest.names)
+        mine = self.records.select_rows(self.masks[world])
+        return replace(self.rest, x=torch.cat([self.rest.x, mine.x]), y=torch.cat([self.rest.y, mine.y]))
 
 
 def audited_count(members: int, others: int, most: int) -> int:
@@ -129,14 +121,12 @@ def draw_coin_game(
     repeats = find_duplicates(train, heldout)
     others = repeats.outside
     reference = min(MAX_REFERENCE, len(others) // 3)
-    aside, left = others[torch.randperm(len(others), generator=keys.fold("held-out").torch())].split(
-        [reference, len(others) - reference]
-    )
+    shuffled = others[torch.randperm(len(others), generator=keys.fold("held-out").torch())]
+    aside, left = shuffled[:reference], shuffled[reference:]
     count = audited_count(len(repeats.inside), len(left), records)
     if repeats.shared == len(heldout):
-        raise BadConfig(
-            f"target.heldout: each of its {len(heldout)} records is in target.train too; records that were not used are needed"
-        )
+        said = f"each of its {len(heldout)} records is in target.train too"
+        raise BadConfig(f"target.heldout: {said}; records that were not used are needed")
     if count < 8:
         same = f" (of which {repeats.shared} equal a training record)" if repeats.shared else ""
         raise BadConfig(
@@ -155,9 +145,8 @@ def draw_coin_game(
     tossed = [_draw_coins(count, count, keys.fold("coins", k).torch()) for k in range(shadows)]
     masks = torch.stack([member, *tossed])
     rest = train.select_rows(_unaudited_rows(train, order, inside))
-    return CoinGame(
-        LabelledRecords(x, y, train.form, train.names), masks, row, rest, heldout.select_rows(aside), repeats
-    )
+    records_of_game = replace(train, x=x, y=y)
+    return CoinGame(records_of_game, masks, row, rest, heldout.select_rows(aside), repeats)
 
 
 def _unaudited_rows(train: LabelledRecords, order: Tensor, audited: Tensor) -> Tensor:
@@ -177,14 +166,24 @@ def _draw_coins(count: int, most: int, generator: torch.Generator) -> Tensor:
             return found
 
 
+def view_of_outputs(
+    surface: Surface, adversary: Adversary, game: CoinGame, logits: Tensor, classes: int, delta: float, keys: Keys
+) -> View:
+    """Logits (K, n + m, C) of the models of a game, for audited records and reference ones, as an adversary sees them."""
+    records, x, public = game.records, game.records.x, game.reference.x
+    if records.has_gaps or game.reference.has_gaps:
+        x, public = fill_gaps(x, public)
+    own, theirs = logits[:, : len(records)], logits[:, len(records) :]
+    blind = blind_record_scores(x, records.y, game.member_mask, keys.fold("blind").torch())
+    signals = {"confidence": logit_scaled(own, records.y)}
+    worlds = Worlds(signals, game.masks, blind, records.y, own, theirs, records=x.double())
+    known = Knowledge((1, 1, 1), classes, public.double(), game.reference.y, settings={"delta": delta})
+    return View(surface, adversary, (), known, worlds)
+
+
 BOUND_MEASURES = ("epsilon_measured", "epsilon_method", "epsilon_validity")
-RANKING_ATTACKS = (
-    "rmia",
-    "lira",
-    "quantile_regression",
-    "density_ratio",
-    "loss_threshold",
-)  # their scores rank records
+# The scores of these rank records, the first that ran
+RANKING_ATTACKS = ("rmia", "lira", "quantile_regression", "density_ratio", "loss_threshold")
 MAX_EXPOSED = 10  # most exposed records that a finding names
 FILES_DIFFER_NOTE = (
     "training and held-out records can be told apart without the target (blind control): part of this is that "
@@ -212,11 +211,8 @@ def judge_attacks(
     budget: ErrorBudget,
     note: str,
 ) -> list[JudgedAttack]:
-    """Each membership attack on the view, whose worlds' row 0 is the target; one that cannot run says why, as do ``missing`` ones.
-
-    note: where the view comes from, in words (it also names the
-    random stream). Raises ValueError where a view has no worlds.
-    """
+    """Each membership attack on the view, whose worlds' row 0 is the target; one that cannot run says why, as do
+    ``missing`` ones. note: where the view comes from, which also names the random stream."""
     best = next((name for name in RANKING_ATTACKS if name in attacks), "")
     found = []
     for name, attack in attacks.items():
@@ -308,6 +304,10 @@ CLOSE = 0.1  # of the usual distance
 MANY_CLOSE = 0.1  # of the held-out records so close: nothing can be told
 RARE_CHANCE = 1e-5  # a chance below which two files that were drawn alike do not look so different
 UNREADABLE_NOTE = "so neither a leak nor its absence can be read from these files"
+EXCHANGED_NOTE = (
+    "are the two files exchanged, or the labels not those of the records? Until this is known, "
+    f"{UNREADABLE_NOTE.removeprefix('so ')}."
+)
 
 
 def target_facts(
@@ -339,8 +339,7 @@ def target_facts(
 
 
 def _near_copy_doubts(train: LabelledRecords, heldout: LabelledRecords) -> list[str]:
-    """The doubt that held-out records nearly equal training records more often than training records nearly equal each other, as a
-    second sentence what follows where these are many. Of the first records of each file, so that it costs little."""
+    """Whether held-out records are near-copies of training records more often than these of each other; then what follows."""
     own, other = fill_gaps(train.x[:MOST_AMONG], heldout.x[:MOST_COMPARED])
     if len(own) < 2 * MIN_RECORDS or len(other) < MIN_RECORDS:
         return []
@@ -360,8 +359,8 @@ def _near_copy_doubts(train: LabelledRecords, heldout: LabelledRecords) -> list[
 
 
 def _label_doubts(train: LabelledRecords, heldout: LabelledRecords) -> list[str]:
-    """A ridge classifier of half of the training records is right on the others as often as on held-out ones, if the labels
-    of both files were given alike."""
+    """A classifier of half of the training records is right on the others as often as on held-out ones, if labels were
+    given alike."""
     size = min(MAX_CLASSIFIED, len(train))
     classes = 1 + max(int(train.y.max()), int(heldout.y.max()))
     if classes < 2 or size < 2 * MIN_RECORDS or len(heldout) < MIN_RECORDS:
@@ -378,14 +377,13 @@ def _label_doubts(train: LabelledRecords, heldout: LabelledRecords) -> list[str]
     right = guess == torch.cat([train.y[:size][~half], heldout.y[:size]])
     count = int((~half).sum())
     own, apart = float(right[:count].double().mean()), float(right[count:].double().mean())
-    if (
-        _chance_of_gap(own, apart, count, len(other)) > RARE_CHANCE
-        and _chance_of_gap(apart, own, len(other), count) > RARE_CHANCE
-    ):
+    chances = _chance_of_gap(own, apart, count, len(other)), _chance_of_gap(apart, own, len(other), count)
+    if min(chances) > RARE_CHANCE:
         return []
+    right_on = f"right on {format_share(own)} of other training records, and on {format_share(apart)} of held-out ones"
     return [
-        f"The labels of the two files do not fit their records alike: a classifier of training records is right on {format_share(own)} of "
-        f"other training records, and on {format_share(apart)} of held-out ones. Until this is understood, {UNREADABLE_NOTE[3:]}."
+        f"The labels of the two files do not fit their records alike: a classifier of training records is {right_on}. "
+        f"Until this is understood, {UNREADABLE_NOTE.removeprefix('so ')}."
     ]
 
 
@@ -404,10 +402,8 @@ def _chance_of_gap(less: float, more: float, first: int, second: int) -> float:
 def _describe_duplicates(game: CoinGame, training: int, heldout: int) -> list[str]:
     found, said = game.repeats, []
     if found.shared:
-        said.append(
-            f"{found.shared} of {heldout} held-out records equal a training record: they say nothing of records that were not "
-            "used, and were left out with these training records."
-        )
+        why = "they say nothing of records that were not used, and were left out with these training records"
+        said.append(f"{found.shared} of {heldout} held-out records equal a training record: {why}.")
     then = (
         "only records that occur once were audited"
         if found.single
@@ -423,11 +419,9 @@ def _difference_doubts(judged: Sequence[JudgedAttack]) -> list[str]:
     found = [one.finding.measures for one in judged if FILES_DIFFER_NOTE in str(one.finding.measures.get("note", ""))]
     if not found:
         return []
-    auc = max(float(one.get("blind_auc", 0.5)) for one in found)
-    return [
-        f"Training and held-out records can be told apart without the target (blind control, AUC {format_share(auc)}): the files "
-        f"differ in more than in what was used, {UNREADABLE_NOTE}."
-    ]
+    auc = f"blind control, AUC {format_share(max(float(one.get('blind_auc', 0.5)) for one in found))}"
+    why = f"the files differ in more than in what was used, {UNREADABLE_NOTE}"
+    return [f"Training and held-out records can be told apart without the target ({auc}): {why}."]
 
 
 def _reversal_doubts(judged: Sequence[JudgedAttack]) -> list[str]:
@@ -438,20 +432,17 @@ def _reversal_doubts(judged: Sequence[JudgedAttack]) -> list[str]:
     below = [auc for auc, high in rows if auc + wide * (high - auc) < 0.5]
     if not below:
         return []
-    return [
-        f"An attack ranks held-out records above training records (AUC {format_share(min(below))}, where guessing gives 50 %): are the two "
-        f"files exchanged, or the labels not those of the records? Until this is known, {UNREADABLE_NOTE[3:]}."
-    ]
+    auc = f"AUC {format_share(min(below))}, where guessing gives 50 %"
+    return [f"An attack ranks held-out records above training records ({auc}): {EXCHANGED_NOTE}"]
 
 
 def _accuracy_doubts(accuracies: tuple[float, float] | None, training: int, heldout: int) -> list[str]:
     """A model that is right less often on what it was trained on."""
     if accuracies is None:
         return []
-    own, other = accuracies
-    if _chance_of_gap(own, other, training, heldout) > RARE_CHANCE:
+    if _chance_of_gap(*accuracies, training, heldout) > RARE_CHANCE:
         return []
+    own, other = map(format_share, accuracies)
     return [
-        f"The model is right on {format_share(own)} of the training records and on {format_share(other)} of the held-out ones: are the two "
-        f"files exchanged, or the labels not those of the records? Until this is known, {UNREADABLE_NOTE[3:]}."
+        f"The model is right on {own} of the training records and on {other} of the held-out ones: {EXCHANGED_NOTE}"
     ]

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from privdd.blackbox.target import load_target
+from privdd.blackbox.target import load_target, make_instance
 from privdd.core.validation import BadConfig
 from privdd.external.records import LabelledRecords, RecordFormat, align_columns, read_archive
 from privdd.runtime.files import DamagedRun, read_bytes
@@ -22,6 +22,8 @@ from privdd.runtime.run_folder import LARGEST_TENSORS, read_tensors
 
 PLAIN_FORMAT = RecordFormat()
 QUERY_BATCH = 1024
+NEEDED_OUTPUTS = "finite numbers (b, C), or (b,), are needed"
+METHODS = ("predict_proba", "decision_function", "predict")  # of an estimator, the most telling first
 MAX_LABEL_SPREAD = 10  # labels that go up to more than so many times their number are names of classes
 PROBABILITY_FLOOR = 1e-6  # for a probability of 0 or 1, as trees give it: its logarithm stays finite
 ROUNDING_TOLERANCE = 0.05  # by how much the probabilities of one record may sum to something else, after rounding
@@ -42,11 +44,9 @@ OUTPUT_KINDS: dict[OutputKind, str] = {
 
 @dataclass(frozen=True)
 class Predictor:
-    """ask: records (b, ...) -> whatever the model gives; key: what messages call it.
-
-    method: of an estimator, which says what it gives; order: the classes of its columns, in their order; names: the classes
-    that are asked for, where these are others; reading: what its numbers are, "" where that is seen from each answer.
-    """
+    """ask: records (b, ...) -> whatever the model gives; key: what messages call it; method: of an estimator. order: the
+    classes of its columns, names: those that are asked for, where they are others; reading: what its numbers are, ""
+    where each answer shows it."""
 
     ask: Callable[[Tensor], Any]
     key: str
@@ -77,28 +77,22 @@ class Predictor:
         found = _as_output_array(given, self.key)
         found = found[:, 0] if found.ndim == 2 and found.shape[1] == 1 else found
         if found.ndim not in (1, 2) or found.dtype.kind not in "biufUSO":
-            raise BadConfig(
-                f"{self.key}: gives {found.dtype} {found.shape}; finite numbers (b, C), or (b,), are needed"
-            )
+            raise BadConfig(f"{self.key}: gives {found.dtype} {found.shape}; {NEEDED_OUTPUTS}")
         if len(found) != len(x):
             raise BadConfig(f"{self.key}: gives {found.shape} for {len(x)} records; ({len(x)}, classes) is needed")
-        if (
-            found.dtype.kind == "f" and found.ndim == 2 and found.max() <= 0
-        ):  # logarithms of probabilities, some of them 0
+        if found.dtype.kind == "f" and found.ndim == 2 and found.max() <= 0:  # logarithms of probabilities, some of 0
             found = np.maximum(found, np.log(PROBABILITY_FLOOR).astype(found.dtype))
         if found.dtype.kind == "f" and not np.isfinite(found).all():
             holes = " for records with missing values" if x.is_floating_point() and bool(x.isnan().any()) else ""
-            raise BadConfig(
-                f"{self.key}: gives {found.dtype} {found.shape} with NaN or infinity{holes}; finite numbers (b, C), or (b,), are needed"
-            )
+            odd = f"with NaN or infinity{holes}"
+            raise BadConfig(f"{self.key}: gives {found.dtype} {found.shape} {odd}; {NEEDED_OUTPUTS}")
         return found
 
     def to_logits(self, answers: NDArray[Any], classes: int) -> Tensor:
         """(n, C >= classes) float64 of answers, each column the class of its number. Raises BadConfig."""
         if self.order is not None and answers.ndim == 2 and answers.shape[1] != len(self.order):
-            raise BadConfig(
-                f"{self.key}: gives {answers.shape[1]} numbers for each record, and has {len(self.order)} classes"
-            )
+            count = f"{answers.shape[1]} numbers for each record"
+            raise BadConfig(f"{self.key}: gives {count}, and has {len(self.order)} classes")
         own = len(self.order) if self.order is not None else classes
         reading = self.reading or infer_output_kind(answers, self.key, own, self.method)
         if reading == "labels":
@@ -116,9 +110,8 @@ class Predictor:
         place = {name: at for at, name in enumerate(names)}
         known, back = np.unique(answers.astype(str) if answers.dtype.kind in "USO" else answers, return_inverse=True)
         if unknown := [name for name in known.tolist() if name not in place]:
-            raise BadConfig(
-                f"{self.key}: predicts the label {unknown[0]}; the labels that are known go from {min(place)} to {max(place)}"
-            )
+            known_ones = f"the labels that are known go from {min(place)} to {max(place)}"
+            raise BadConfig(f"{self.key}: predicts the label {unknown[0]}; {known_ones}")
         return np.array([place[name] for name in known.tolist()], np.int64)[back]
 
     def count_classes(self, x: Tensor, labels: Tensor) -> int:
@@ -134,40 +127,34 @@ class Predictor:
 
 
 def build_predictor(model: Any, key: str = "model", form: RecordFormat = PLAIN_FORMAT) -> Predictor:
-    """A torch module (set to eval mode), a scikit-learn estimator, or a function of records.
-
-    What an estimator or a function gives for b records may be probabilities (b, C) or logits (b, C), probabilities or
-    decision values (b,) of the second of two classes, or labels (b,). form: how records were brought, which is how it is
-    given them. Raises BadConfig.
-    """
+    """A torch module (set to eval mode), a scikit-learn estimator, or a function of records, given as ``form`` says they
+    were brought. It may give probabilities or logits (b, C), probabilities or decision values (b,) of the second of two
+    classes, or labels (b,). Raises BadConfig."""
     if isinstance(model, nn.Module):
         if form.has_text:
             raise BadConfig(f"{key}: a torch module reads numbers, and the records have columns of text")
         model.eval()
         return Predictor(lambda x: _call_module(model, x, key), key)
     given = PLAIN_FORMAT if form.kind == "torch" else form
-    for name in ("predict_proba", "decision_function", "predict"):
+    for name in METHODS:
         method = getattr(model, name, None)
         if callable(method):
             return Predictor(lambda x, f=method: f(given.original_rows(x)), key, name, _class_order(model, key))  # type: ignore[misc]
     if callable(model):
         owner, name = getattr(model, "__self__", None), str(getattr(model, "__name__", ""))
-        if name in ("predict_proba", "decision_function", "predict"):
+        if name in METHODS:
             return Predictor(lambda x: model(given.original_rows(x)), key, name, _class_order(owner, key))
         return Predictor(lambda x: model(form.original_rows(x)), key)
-    raise BadConfig(
-        f"{key}: a torch module, a scikit-learn estimator or a function is needed, got {type(model).__name__}"
-    )
+    needed = "a torch module, a scikit-learn estimator or a function is needed"
+    raise BadConfig(f"{key}: {needed}, got {type(model).__name__}")
 
 
 def resolve_classes(
     predict: Predictor, train: LabelledRecords, heldout: LabelledRecords, rows: NDArray[np.int64]
 ) -> tuple[Predictor, LabelledRecords, LabelledRecords, int, list[str]]:
-    """How the model's answers are read, seen from all held-out records and these ``rows`` of the training ones; both sets
-    with labels as places of its classes; how many these are; and what a reader has to know of the labels.
-
-    Raises BadConfig where the model cannot read the records, or a label is none of its classes.
-    """
+    """(predictor, training and held-out records with labels as places of its classes, how many these are, notes for a
+    reader). How answers are read is seen from all held-out records and these ``rows`` of the training ones. Raises
+    BadConfig."""
     train, heldout = align_columns({"target.train": train, "target.heldout": heldout})
     answers = predict.query_outputs(torch.cat([train.x[torch.from_numpy(rows)], heldout.x.to(train.x.dtype)]))
     labels = [train.original_labels(), heldout.original_labels()]
@@ -203,9 +190,8 @@ def _infer_classes(key: str, answers: NDArray[Any], labels: list[NDArray[Any]]) 
     if answers.ndim == 1 and len(seen) > 2:
         count = int(seen[-1]) + 1
         if not _are_labels(answers, count):
-            raise BadConfig(
-                f"{key}: gives one number for each record, and y holds {len(seen)} classes; a classifier is needed"
-            )
+            said = f"gives one number for each record, and y holds {len(seen)} classes"
+            raise BadConfig(f"{key}: {said}; a classifier is needed")
     if seen[0] < 0 or seen[-1] >= count:
         raise BadConfig(f"{key}: knows {count} classes, {_describe_high_label(torch.from_numpy(seen), count)}")
     return np.arange(count), []
@@ -235,7 +221,7 @@ def infer_output_kind(answers: NDArray[Any], key: str, classes: int, method: str
     """The kind of output that numbers (n,) or (n, C) are. Raises BadConfig for one number a record where there are more than two classes."""
     if answers.dtype.kind not in "biuf" or (answers.ndim == 1 and answers.dtype.kind in "biu"):
         if answers.ndim == 2:
-            raise BadConfig(f"{key}: gives {answers.dtype} {answers.shape}; finite numbers (b, C), or (b,), are needed")
+            raise BadConfig(f"{key}: gives {answers.dtype} {answers.shape}; {NEEDED_OUTPUTS}")
         return "labels"
     low, high = float(answers.min()), float(answers.max())
     if answers.ndim == 1:
@@ -267,9 +253,9 @@ def outputs_to_logits(answers: NDArray[Any], reading: OutputKind) -> Tensor:
     if reading in ("positive", "percent"):
         second = found / (100 if reading == "percent" else 1)
         return _log_probabilities(np.stack([1 - second, second], 1))
-    return _log_probabilities(
-        found if reading == "probabilities" else found / np.maximum(found.sum(1, keepdims=True), PROBABILITY_FLOOR)
-    )
+    if reading != "probabilities":
+        found = found / np.maximum(found.sum(1, keepdims=True), PROBABILITY_FLOOR)
+    return _log_probabilities(found)
 
 
 def _are_labels(values: NDArray[Any], classes: int) -> bool:
@@ -305,35 +291,21 @@ def _call_module(model: nn.Module, x: Tensor, key: str) -> Tensor:
 
 
 PICKLE_SUFFIXES = (".pkl", ".pickle", ".joblib", ".sav", ".dill", ".bin")
-STATE_DICT_KEYS = [
-    "state_dict",
-    "model_state_dict",
-    "model",
-    "net",
-    "network",
-    "weights",
-    "params",
-    "module",
-    "ema",
-    "model_ema",
-]
+STATE_DICT_KEYS = (
+    "state_dict", "model_state_dict", "model", "net", "network", "weights", "params", "module", "ema", "model_ema",
+)  # fmt: skip
 MAX_WRAPPERS = 4  # wrappers of training scripts around the weights
-PYTHON_HINT = (
-    "load it in your own program and give it to privdd.api.audit_model, or name a predict function as target.model"
-)
+PYTHON_HINT = "load it in your own program for privdd.api.audit_model, or name a predict function as target.model"
 
 
 def load_target_model(name: str, args: Mapping[str, Any], weights: Path | None) -> tuple[Any, list[str]]:
-    """The model that ``module:Class`` builds with ``args`` and the weights of a file; or a function that predicts, as it is. And
-    what a reader has to know of the weights.
-
-    Raises BadConfig, one line: nothing of this name, a class that cannot be made, a network without weights.
-    """
+    """The model that ``module:Class`` builds with ``args`` and a file's weights, or a function as it is; and notes on the
+    weights. Raises BadConfig, one line."""
     if Path(name).suffix.lower() in PICKLE_SUFFIXES and ":" not in name:
         raise BadConfig(f"target.model={name}: a pickle can run any program and is not read; {PYTHON_HINT}")
     target = load_target(name, "target.model")
     if inspect.isclass(target):
-        target = _make_instance(name, target, args)
+        target = make_instance(target, args, f"target.model={name}")
     elif args:
         raise BadConfig(f"target.args: {name} is no class, so nothing is made with them")
     notes = []
@@ -347,31 +319,17 @@ def load_target_model(name: str, args: Mapping[str, Any], weights: Path | None) 
     return target, notes
 
 
-def _make_instance(name: str, target: Any, args: Mapping[str, Any]) -> Any:
-    try:
-        return target(**args)
-    except Exception as error:  # whatever the class raises
-        given = ", ".join(f"{key}={value!r}" for key, value in args.items())
-        said = " ".join(str(error).split())[:200]
-        raise BadConfig(f"target.model={name}({given}): {type(error).__name__}: {said}") from error
-
-
 def load_weights(model: nn.Module, path: Path) -> list[str]:
-    """Load a file of weights into ``model`` -> what a reader has to know of how they were read.
-
-    Raises BadConfig, naming those that are missing, unknown or of another shape.
-    """
+    """Load a file of weights into ``model`` -> how they were read. Raises BadConfig naming missing, unknown and misshapen
+    ones."""
     found, own = read_weights(path), model.state_dict()
-    notes = []
+    notes, kind = list[str](), type(model).__name__
     if isinstance(found, list):
         if len(found) != len(own):
-            raise BadConfig(
-                f"target.weights={path}: {len(found)} arrays without names; {type(model).__name__} has {len(own)}"
-            )
+            raise BadConfig(f"target.weights={path}: {len(found)} arrays without names; {kind} has {len(own)}")
         found = dict(zip(own, found))
-        notes = [
-            f"The {len(own)} arrays of {path.name} have no names; they were taken in the order of the model's state_dict."
-        ]
+        order = "they were taken in the order of the model's state_dict"
+        notes.append(f"The {len(own)} arrays of {path.name} have no names; {order}.")
     found, taken = _strip_prefix(found, own)
     notes += [f"The names in {path.name} begin with {taken}, which was taken off."] if taken else []
     missing, unknown = sorted(own.keys() - found.keys()), sorted(found.keys() - own.keys())
@@ -383,7 +341,7 @@ def load_weights(model: nn.Module, path: Path) -> list[str]:
     wrong = [f"{word} {_list_names(some)}" for word, some in (("missing", missing), ("unknown", unknown)) if some]
     wrong += other[:3]
     if wrong:
-        raise BadConfig(f"target.weights={path}: do not fit {type(model).__name__}: {'; '.join(wrong)}")
+        raise BadConfig(f"target.weights={path}: do not fit {kind}: {'; '.join(wrong)}")
     if broken := [name for name, value in found.items() if not torch.isfinite(value.double()).all()]:
         raise BadConfig(f"target.weights={path}: NaN or infinity in {_list_names(broken)}")
     model.load_state_dict(dict(found))
@@ -391,8 +349,8 @@ def load_weights(model: nn.Module, path: Path) -> list[str]:
 
 
 def _strip_prefix(found: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> tuple[Mapping[str, Tensor], str]:
-    """The weights without what all their names begin with and the model's own do not, as wrappers of the model put there
-    (``module.``, ``model.``, ``_orig_mod.``), and that prefix; else as they are."""
+    """The weights without a prefix that wrappers of the model put before all names (``module.``, ``_orig_mod.``), and that
+    prefix."""
     first = next(iter(found), "").split(".")
     for depth in range(1, len(first)):
         prefix = ".".join(first[:depth]) + "."
@@ -405,8 +363,8 @@ def _strip_prefix(found: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> tup
 
 
 def read_weights(path: Path) -> Mapping[str, Tensor] | list[Tensor]:
-    """name -> tensor, from safetensors, or from ``.pt`` read by torch's restricted reader (weights_only), or a list of
-    arrays, there or in ``.npz``."""
+    """name -> tensor, or a list of arrays, of safetensors, ``.npz``, or ``.pt`` by torch's restricted reader
+    (weights_only)."""
     if not path.is_file():
         raise BadConfig(f"target.weights={path}: no such file")
     suffix = path.suffix.lower()
@@ -418,16 +376,14 @@ def read_weights(path: Path) -> Mapping[str, Tensor] | list[Tensor]:
     if suffix == ".npz":
         return _read_archive(path)
     if suffix not in (".pt", ".pth", ".ckpt"):
-        raise BadConfig(
-            f"target.weights={path}: .safetensors, .npz or a state_dict in .pt is read, never a pickle; {PYTHON_HINT}"
-        )
+        said = f".safetensors, .npz or a state_dict in .pt is read, never a pickle; {PYTHON_HINT}"
+        raise BadConfig(f"target.weights={path}: {said}")
     try:
         found = torch.load(io.BytesIO(read_bytes(path, LARGEST_TENSORS)), map_location="cpu", weights_only=True)
     except Exception as error:  # zip, pickle and torch raise their own
         said = "objects of Python" if "weights" in str(error).lower() else " ".join(str(error).split())[:80]
-        raise BadConfig(
-            f"target.weights={path}: holds more than tensors, or is damaged ({said}); save model.state_dict()"
-        ) from error
+        said = f"holds more than tensors, or is damaged ({said}); save model.state_dict()"
+        raise BadConfig(f"target.weights={path}: {said}") from error
     found = _unwrap_state_dict(found)
     if isinstance(found, list | tuple) and found and all(isinstance(value, Tensor) for value in found):
         return list(found)
@@ -439,14 +395,8 @@ def read_weights(path: Path) -> Mapping[str, Tensor] | list[Tensor]:
 def _unwrap_state_dict(found: Any) -> Any:
     """The state dict below the keys that training scripts use; a model may have a part of such a name itself."""
     for _ in range(MAX_WRAPPERS):
-        inside = [
-            found[key]
-            for key in STATE_DICT_KEYS
-            if isinstance(found, Mapping) and isinstance(found.get(key), Mapping | list | tuple)
-        ]
-        if not inside:
-            break
-        found = inside[0]
+        keys = STATE_DICT_KEYS if isinstance(found, Mapping) else ()
+        found = next((found[key] for key in keys if isinstance(found.get(key), Mapping | list | tuple)), found)
     return found
 
 

@@ -60,10 +60,8 @@ class RecordFormat:
 
 @dataclass(frozen=True)
 class LabelledRecords:
-    """x (n, ...) and y (n,) int64; pictures that were bytes lie in [0, 1] now.
-
-    y: the labels, whole numbers from 0; with names (c,), places in ``names``, which holds the labels as they were brought.
-    """
+    """x (n, ...), pictures that were bytes now in [0, 1]; y (n,) int64, whole numbers from 0, or with ``names`` (c,) places
+    in these labels."""
 
     x: Tensor
     y: Tensor
@@ -111,16 +109,13 @@ class LabelledRecords:
         if unknown:
             raise BadConfig(f"{key}: y holds {_list_few(unknown)}, the model's classes are {_list_few(names.tolist())}")
         at = np.array([place[name] for name in known.tolist()], np.int64)[back]
-        return replace(
-            self, y=torch.from_numpy(at), names=None if np.array_equal(names, np.arange(len(names))) else names
-        )
+        plain = np.array_equal(names, np.arange(len(names)))
+        return replace(self, y=torch.from_numpy(at), names=None if plain else names)
 
 
 def read_records(key: str, path: Path, *, least: int = MIN_RECORDS, labels: bool = True) -> LabelledRecords:
-    """An npz with x (n, ...) and y (n,). Raises BadConfig, naming ``key`` and file, in one line.
-
-    labels: whether y has to be there; without it every label is 0.
-    """
+    """An npz with x (n, ...) and y (n,), which may be missing (every label 0) without ``labels``. Raises BadConfig, naming
+    ``key`` and file."""
     where = f"{key}={path}"
     if not path.is_file():
         raise BadConfig(f"{where}: no such file")
@@ -128,10 +123,8 @@ def read_records(key: str, path: Path, *, least: int = MIN_RECORDS, labels: bool
         raise BadConfig(f"{where}: an .npz with arrays x and y is needed (np.savez('{path.stem}.npz', x=x, y=y))")
     arrays, found = read_archive(where, path, ("x", "y"))
     if not {"x", *["y"] * labels} <= set(arrays):
-        raise BadConfig(
-            f"{where}: {'arrays x and y are' if labels else 'an array x is'} needed, "
-            f"found {', '.join(found)[:200] or 'none'}"
-        )
+        needed = "arrays x and y are" if labels else "an array x is"
+        raise BadConfig(f"{where}: {needed} needed, found {', '.join(found)[:200] or 'none'}")
     return records_from_arrays(where, arrays["x"], arrays.get("y"), least=least)
 
 
@@ -146,38 +139,34 @@ def read_archive(where: str, path: Path, only: Sequence[str] = ()) -> tuple[dict
 
 
 def records_from_arrays(key: str, x: Any, y: Any = None, *, least: int = MIN_RECORDS) -> LabelledRecords:
-    """Checked records and labels: arrays, tensors, tables of pandas, sparse matrices.
-
-    Raises BadConfig, naming ``key``, for another shape, values that are no numbers or infinite, and labels that name no
-    class. Missing values (NaN) come through: whether the model takes them is for it to say.
-    """
+    """Checked records and labels of arrays, tensors, tables of pandas, sparse matrices; NaN comes through. Raises
+    BadConfig, naming ``key``, for other shapes, values that are no numbers or infinite, and labels that name no class."""
     values, form = _values_and_format(key, x)
     labels = np.zeros(len(values) if values.ndim else 0, np.int64) if y is None else _as_array(y)
     if labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels[:, 0]
     if values.ndim < 2 or labels.ndim != 1 or len(values) != len(labels):
-        raise BadConfig(
-            f"{key}: x (n, ...) and y (n,) are needed, got {values.shape} and {labels.shape}{_one_hot_hint(labels)}"
-        )
+        said = f"got {values.shape} and {labels.shape}{_one_hot_hint(labels)}"
+        raise BadConfig(f"{key}: x (n, ...) and y (n,) are needed, {said}")
     if len(values) < least:
         raise BadConfig(f"{key}: {len(values)} records; at least {least} are needed")
     if values.dtype.kind not in "biuf" or not values[0].size:
         raise BadConfig(f"{key}: x must hold numbers, got {values.dtype} {values.shape}; text needs a table of pandas")
     if values.dtype.kind == "f" and np.isinf(values).any():
-        raise BadConfig(
-            f"{key}: x must hold finite numbers or NaN for missing ones; {_locate_first(np.isinf(values))} is infinite"
-        )
+        where = _locate_first(np.isinf(values))
+        raise BadConfig(f"{key}: x must hold finite numbers or NaN for missing ones; {where} is infinite")
     whole, names = number_labels(key, labels)
     return LabelledRecords(_scale_bytes(values), torch.from_numpy(whole), form, names)
 
 
-def check_integer_labels(key: str, one: LabelledRecords) -> None:
-    """Raises BadConfig for labels that are no whole numbers from 0, and for missing values: what a network reads alone."""
-    if one.names is not None:
-        raise BadConfig(
-            f"{key}: y holds {_list_few(one.names.tolist())}; whole numbers from 0 in the order of the model's outputs are needed"
-        )
-    check_no_gaps(key, one)
+def check_network_records(train: LabelledRecords, heldout: LabelledRecords) -> None:
+    """Raises BadConfig for sets of different shapes, labels that are no whole numbers from 0, and missing values."""
+    check_same_shape("target.train", train, "target.heldout", heldout)
+    for key, one in (("target.train", train), ("target.heldout", heldout)):
+        if one.names is not None:
+            needed = "whole numbers from 0 in the order of the model's outputs are needed"
+            raise BadConfig(f"{key}: y holds {_list_few(one.names.tolist())}; {needed}")
+        check_no_gaps(key, one)
 
 
 def check_no_gaps(key: str, one: LabelledRecords) -> None:
@@ -201,9 +190,8 @@ def _recode_columns(first: str, mine: Sequence[RecordColumn], key: str, other: L
     theirs = other.form.columns
     names = [[column.name for column in columns] for columns in (mine, theirs)]
     if names[0] != names[1]:
-        raise BadConfig(
-            f"{key}: columns {_list_few(names[1]) or 'without names'}; those of {first} are {_list_few(names[0]) or 'without names'}"
-        )
+        ours, others = (_list_few(one) or "without names" for one in names)
+        raise BadConfig(f"{key}: columns {others}; those of {first} are {ours}")
     x, made = other.x.clone(), []
     for at, (left, right) in enumerate(zip(mine, theirs)):
         if (left.values is None) != (right.values is None):
@@ -224,8 +212,8 @@ def check_same_shape(first: str, one: LabelledRecords, second: str, other: Label
 
 
 def fill_gaps(*sets: Tensor) -> list[Tensor]:
-    """Sets of records (n, ...) as (n, d) float64 without gaps: NaN becomes the column's mean over all of them, and each
-    column with gaps is followed by one that says where they are."""
+    """Sets (n, ...) as (n, d) float64: NaN becomes the column's mean over all, and each column with gaps is followed by one
+    that shows them."""
     whole = [x.flatten(1).double() for x in sets]
     every = torch.cat(whole)
     holes = every.isnan()
@@ -249,9 +237,8 @@ def _values_and_format(key: str, x: Any) -> tuple[NDArray[Any], RecordFormat]:
         try:
             values = values.astype(np.float64)
         except (TypeError, ValueError):
-            raise BadConfig(
-                f"{key}: x holds {type(values.flat[0]).__name__} and other objects; give numbers, or a table of pandas"
-            ) from None
+            kind = type(values.flat[0]).__name__
+            raise BadConfig(f"{key}: x holds {kind} and other objects; give numbers, or a table of pandas") from None
     return values, RecordFormat("torch" if isinstance(x, Tensor) else "numpy")
 
 
@@ -283,10 +270,9 @@ def _decode_table(x: NDArray[Any], columns: Sequence[RecordColumn]) -> Any:
             made.append(Series(own).astype(column.dtype))
             continue
         at = np.where(np.isnan(own), len(column.values), own).astype(int)
-        series = Series(np.array([*column.values, None], dtype=object)[at])
-        kind = CategoricalDtype(column.values) if isinstance(column.dtype, CategoricalDtype) else column.dtype
-        if isinstance(column.dtype, CategoricalDtype) and set(column.dtype.categories) >= set(column.values):
-            kind = column.dtype
+        series, kind = Series(np.array([*column.values, None], dtype=object)[at]), column.dtype
+        if isinstance(kind, CategoricalDtype) and not set(kind.categories) >= set(column.values):
+            kind = CategoricalDtype(column.values)
         made.append(series.astype(kind))
     table = DataFrame({at: series for at, series in enumerate(made)})
     table.columns = [column.name for column in columns]  # type: ignore[assignment]
@@ -312,13 +298,12 @@ def number_labels(key: str, labels: NDArray[Any]) -> tuple[NDArray[np.int64], ND
         names, back = np.unique(labels.astype(str), return_inverse=True)
         return back.astype(np.int64), names
     if labels.dtype.kind not in "biuf" or not np.isfinite(labels).all() or not (labels == np.floor(labels)).all():
-        raise BadConfig(
-            f"{key}: y must hold whole numbers or text, one class for each record, got {_describe_bad_label(labels)}"
-        )
-    if np.abs(labels.astype(np.float64)).max() > 2**53:
-        raise BadConfig(
-            f"{key}: y must number or name classes, got labels up to {np.abs(labels.astype(np.float64)).max():.3g}"
-        )
+        said = f"{labels.dtype}"
+        if labels.dtype.kind == "f":
+            said += f" with {labels[~np.isfinite(labels) | (labels != np.floor(labels))][0]:g}"
+        raise BadConfig(f"{key}: y must hold whole numbers or text, one class for each record, got {said}")
+    if (most := np.abs(labels.astype(np.float64)).max()) > 2**53:
+        raise BadConfig(f"{key}: y must number or name classes, got labels up to {most:.3g}")
     whole = labels.astype(np.int64)
     if whole.min() >= 0 and whole.max() <= MAX_LABEL:
         return whole, None
@@ -345,13 +330,6 @@ def _one_hot_hint(labels: NDArray[Any]) -> str:
     return "; give y.argmax(1)" if hot else "; a record has one class here"
 
 
-def _describe_bad_label(labels: NDArray[Any]) -> str:
-    """The type, and the first label that is no class."""
-    if labels.dtype.kind != "f":
-        return f"{labels.dtype}"
-    return f"{labels.dtype} with {labels[~np.isfinite(labels) | (labels != np.floor(labels))][0]:g}"
-
-
 def _locate_first(wrong: NDArray[Any]) -> str:
     """The position of the first invalid value."""
     return f"a value of record {int(np.argmax(wrong.reshape(len(wrong), -1).any(1)))} (from 0)"
@@ -372,10 +350,7 @@ def flatten_records(x: Tensor, scale: Tensor | None = None) -> Tensor:
 
 
 def coordinate_scales(x: Tensor, pictures: bool) -> Tensor:
-    """(d,): the units of each coordinate: one for the pixels of pictures, else its standard deviation over x (n, ...).
-
-    A coordinate that is always the same counts as it is.
-    """
+    """(d,): the unit of each coordinate: 1 for pixels, else its standard deviation over x (n, ...), 1 where that is 0."""
     values = flatten_records(x)
     if pictures:
         return torch.ones(values.shape[1], dtype=torch.float64)
@@ -384,15 +359,12 @@ def coordinate_scales(x: Tensor, pictures: bool) -> Tensor:
 
 
 def nearest_records(records: Tensor, pool: Tensor, count: int = 1) -> tuple[Tensor, Tensor]:
-    """Euclidean distances (n, count) of records (n, d) to the nearest of ``pool`` (m, d), ascending, and their places.
-
-    Raises ValueError where the pool holds fewer than ``count``.
-    """
+    """Distances (n, count), ascending, of records (n, d) to the nearest of ``pool`` (m, d), and places. Raises ValueError
+    if m < count."""
     if len(pool) < count:
         raise ValueError(f"{len(pool)} records in the pool, {count} nearest are asked for")
-    at = torch.cat(
-        [torch.cdist(part, pool).topk(count, largest=False).indices for part in records.split(DISTANCE_BLOCK)]
-    )
+    parts = records.split(DISTANCE_BLOCK)
+    at = torch.cat([torch.cdist(part, pool).topk(count, largest=False).indices for part in parts])
     exact = torch.stack([(records - pool[column]).norm(dim=1) for column in at.T], 1)  # cdist rounds: a copy is at 0
     return exact, at
 

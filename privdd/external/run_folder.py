@@ -137,7 +137,9 @@ def write_audit_folder(run: ExternalAudit, path: Path, command: Sequence[str]) -
     """Everything into the folder ``path``, findings.json last. Raises BadConfig where another process writes there."""
     check_folder_free(path)
     with lock_folder(path):
-        folder, ledger = RunFolder(path), _build_ledger(run)
+        folder, ledger = RunFolder(path), Ledger("replace", "record", run.stated.exchange_limit()[1])
+        for artifact in run.seen:  # unprotected: epsilon is infinite, whatever is stated
+            ledger.append([artifact.ledger_row()])
         for one in run.judged:
             write_tensors(folder.path / "evidence" / str(one.finding.measures["figure"]), one.evidence_tensors)
         write_ledger(folder.ledger_file, ledger)
@@ -149,22 +151,10 @@ def write_audit_folder(run: ExternalAudit, path: Path, command: Sequence[str]) -
     return result
 
 
-def _build_ledger(run: ExternalAudit) -> Ledger:
-    """One unprotected row for each thing seen: epsilon is infinite, whatever is stated."""
-    ledger = Ledger("replace", "record", run.stated.exchange_limit()[1])
-    for one in run.seen:
-        ledger.append([one.ledger_row()])
-    return ledger
-
-
 def _findings_document(run: ExternalAudit, ledger: Ledger) -> dict[str, Any]:
     surfaces = list(_surface_rows(run, ledger))
-    head = {
-        "delta": ledger.delta,
-        "unit": ledger.unit,
-        "relation": ledger.relation,
-        "epsilon": epsilon_by_accountant(ledger),
-    }
+    head = {name: getattr(ledger, name) for name in ("delta", "unit", "relation")}
+    head["epsilon"] = epsilon_by_accountant(ledger)
     utility = {} if run.accuracy is None else {"utility": {"accuracy": run.accuracy, "accuracy_kind": "global"}}
     return {
         "schema": 2,

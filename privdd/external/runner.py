@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import nn
 
-from privdd.blackbox.mechanism import add_search_folder
+from privdd.blackbox.target import add_search_folder
 from privdd.core.validation import BadConfig
 from privdd.external.arguments import FILE_KEYS, SGD_SETTINGS, TARGET_PREFIX, TargetArguments, parse_target_arguments
 from privdd.external.client_updates import (
@@ -22,12 +22,7 @@ from privdd.external.client_updates import (
 )
 from privdd.external.predictor import load_target_model
 from privdd.external.records import LabelledRecords, read_records, records_from_arrays
-from privdd.external.run_folder import (
-    ExternalAudit,
-    StatedLimit,
-    parse_stated_limit,
-    write_audit_folder,
-)
+from privdd.external.run_folder import ExternalAudit, StatedLimit, parse_stated_limit, write_audit_folder
 from privdd.external.shadow_models import SGD_NAME, NetworkRetraining, PlainSGD, TrainingFunction
 from privdd.external.synthetic_data import RECIPES, audit_synthetic_data, make_recipe
 from privdd.external.trained_model import ExternalAuditSettings, audit_trained_model
@@ -56,20 +51,14 @@ def audit_model(
 ) -> Findings:
     """Membership of a trained model's records -> what findings.json holds; the page lies in ``out``.
 
-    model: a torch module, a scikit-learn estimator, or a function of records (see ``targets.predictor``); train,
+    model: a torch module, a scikit-learn estimator, or a function of records (see ``external.predictor``); train,
     heldout: (x, y), x (n, ...) of any shape and y (n,) labels from 0, NumPy or torch, drawn from one distribution;
     fit: (x, y, seed) -> model, trained as this one was: with it, ``shadows`` models give each record its own scale
     (LiRA, RMIA); stated: {"epsilon": 3, "delta": 1e-5, "relation": "add_remove", "unit": "record"}, which a bound above
     it contradicts. Raises ValueError, one line, for what cannot be audited.
     """
-    path = choose_output_folder(out)
-    check_folder_free(path)
-    given: dict[str, Any] = {"seed": seed, "records": records, "shadows": shadows, "engine": engine or Engine()}
-    found = audit_trained_model(
-        model, _records_of_pair("train", train), _records_of_pair("heldout", heldout), fit,
-        parse_stated_limit(stated or {}), ExternalAuditSettings(**given), {"name": name, "data": "arrays"},
-    )  # fmt: skip
-    return write_audit_folder(found, path, PYTHON_COMMAND)
+    settings = ExternalAuditSettings(seed, records, shadows, engine=engine or Engine())
+    return _audit_arrays(audit_trained_model, model, train, heldout, fit, stated, settings, name, out)
 
 
 def audit_synthetic(
@@ -87,18 +76,30 @@ def audit_synthetic(
     engine: Engine | None = None,
 ) -> Findings:
     """Membership, copies, singling out, linkability and inference of a synthetic set -> what findings.json holds.
-
     synthetic: (x, y), or x alone; generator: (x, y, seed) -> such a set, as this one was made: with it, shadow sets give
-    each record its own scale. The rest as of ``audit_model``. Raises ValueError, one line, for what cannot be audited.
-    """
+    each record its own scale. The rest as of ``audit_model``. Raises ValueError, one line, for what cannot be audited."""
+    settings = ExternalAuditSettings(seed, records, shadows, engine=engine or Engine())
+    pair = synthetic if isinstance(synthetic, tuple | list) else (synthetic, None)
+    target = records_from_arrays("synthetic", *pair, least=2)
+    return _audit_arrays(audit_synthetic_data, target, train, heldout, generator, stated, settings, name, out)
+
+
+def _audit_arrays(
+    audit: Callable[..., ExternalAudit],
+    target: Any,
+    train: Any,
+    heldout: Any,
+    function: Callable[..., Any] | None,
+    stated: Mapping[str, Any] | None,
+    settings: ExternalAuditSettings,
+    name: str,
+    out: Path | str | None,
+) -> Findings:
     path = choose_output_folder(out)
     check_folder_free(path)
-    given: dict[str, Any] = {"seed": seed, "records": records, "shadows": shadows, "engine": engine or Engine()}
-    pair = synthetic if isinstance(synthetic, tuple | list) else (synthetic, None)
-    found = audit_synthetic_data(
-        records_from_arrays("synthetic", *pair, least=2), _records_of_pair("train", train), _records_of_pair("heldout", heldout), generator,
-        parse_stated_limit(stated or {}), ExternalAuditSettings(**given), {"name": name, "data": "arrays"},
-    )  # fmt: skip
+    sets = [_records_of_pair(key, pair) for key, pair in (("train", train), ("heldout", heldout))]
+    about = {"name": name, "data": "arrays"}
+    found = audit(target, *sets, function, parse_stated_limit(stated or {}), settings, about)
     return write_audit_folder(found, path, PYTHON_COMMAND)
 
 
@@ -126,9 +127,12 @@ def run_target_audit(argv: Sequence[str]) -> int:
 
 
 def _audit_target(typed: TargetArguments) -> ExternalAudit:
-    stated, settings = parse_stated_limit(typed.stated), _audit_settings(typed)
-    train, heldout = _read_target_records(typed, "train"), _read_target_records(typed, "heldout")
-    about = {"name": _target_label(typed), "data": typed.file_path("train").name, "files": _file_digests(typed)}
+    stated, settings = parse_stated_limit(typed.stated), audit_settings(typed)
+    train, heldout = read_target_records(typed, "train"), read_target_records(typed, "heldout")
+    label = str(typed.get("name") or typed.get("target.model") or "synthetic set").rpartition(":")[2]
+    paths = {name: typed.file_path(name) for name in FILE_KEYS if typed.get(TARGET_PREFIX + name)}
+    files = {name: file_sha256(path) for name, path in paths.items() if path.is_file()}
+    about: dict[str, Any] = {"name": label, "data": typed.file_path("train").name, "files": files}
     if typed.get("target.synthetic"):
         made = read_records("target.synthetic", typed.file_path("synthetic"), least=2, labels=False)
         return audit_synthetic_data(made, train, heldout, _generator_function(typed), stated, settings, about)
@@ -142,9 +146,7 @@ def _audit_target(typed: TargetArguments) -> ExternalAudit:
 
 def _training_function(typed: TargetArguments, model: Any) -> TrainingFunction | None:
     """The owner's training function, or plain SGD with the settings that were typed."""
-    local = {
-        name: typed.get(TARGET_PREFIX + name) for name in SGD_SETTINGS if typed.get(TARGET_PREFIX + name) is not None
-    }
+    local = _sgd_settings(typed)
     if typed.get("target.training") != SGD_NAME:
         for name in local:
             raise BadConfig(f"target.{name}: read with target.training=sgd")
@@ -178,34 +180,28 @@ def _audit_updates(
         raise BadConfig("target.model: a torch module is needed to read updates")
     updates = read_captured_updates(typed.file_path("updates"), model, typed.get("target.kind") or "update")
     client = typed.get("target.client")
-    local = {name: typed.get(TARGET_PREFIX + name) for name in SGD_SETTINGS}
-    known = LocalTraining(**{name: value for name, value in local.items() if value is not None})
+    local = LocalTraining(**_sgd_settings(typed))
     whose = min(one.client for one in updates.captures) if client is None else client
-    return audit_client_updates(model, updates, whose, train, heldout, known, stated, settings, about,
-                       typed.get("target.training"))  # fmt: skip
+    fit = typed.get("target.training")
+    return audit_client_updates(model, updates, whose, train, heldout, local, stated, settings, about, fit)
 
 
-def _read_target_records(typed: TargetArguments, name: str) -> LabelledRecords:
+def _sgd_settings(typed: TargetArguments) -> dict[str, Any]:
+    """Those that were typed."""
+    given = {name: typed.get(TARGET_PREFIX + name) for name in SGD_SETTINGS}
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def read_target_records(typed: TargetArguments, name: str) -> LabelledRecords:
     return read_records(f"target.{name}", typed.file_path(name, "(.npz with x and y)"))
 
 
-def _audit_settings(typed: TargetArguments) -> ExternalAuditSettings:
+def audit_settings(typed: TargetArguments, **usual: int) -> ExternalAuditSettings:
+    """usual: settings that count where nothing else was typed."""
     engine: dict[str, Any] = {"kind": typed.get("engine") or "serial"}
     if typed.get("engine.workers") is not None:
         engine["workers"] = typed.get("engine.workers")
-    given = {"seed": typed.get("seed"), "confidence": typed.get("confidence")}
+    given: dict[str, Any] = {name: typed.get(name) for name in ("seed", "confidence")}
     given |= {name: typed.get(TARGET_PREFIX + name) for name in ("records", "shadows")}
-    return ExternalAuditSettings(
-        **{name: value for name, value in given.items() if value is not None}, engine=Engine(**engine)
-    )
-
-
-def _target_label(typed: TargetArguments) -> str:
-    given = typed.get("name") or typed.get("target.model") or "synthetic set"
-    return str(given).rpartition(":")[2]
-
-
-def _file_digests(typed: TargetArguments) -> dict[str, str]:
-    """sha256 of every file that was read."""
-    paths = {name: typed.file_path(name) for name in FILE_KEYS if typed.get(TARGET_PREFIX + name)}
-    return {name: file_sha256(path) for name, path in paths.items() if path.is_file()}
+    known = {name: value for name, value in given.items() if value is not None}
+    return ExternalAuditSettings(**(usual | known), engine=Engine(**engine))

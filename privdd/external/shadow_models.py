@@ -45,28 +45,29 @@ class ShadowModelTask:
 def shadow_outputs(
     fit: TrainingFunction, key: str, game: CoinGame, names: NDArray[Any], keys: Keys, engine: Engine
 ) -> tuple[Tensor, bool]:
-    """(K - 1, n + m, C) outputs of the shadow models for the audited records and the reference ones, and whether the
-    training function drew from torch's global generator, so that its models would be others next time.
-
-    Raises BadConfig, naming ``key``, where the function fails or gives no model.
-    """
+    """(K - 1, n + m, C) outputs of the shadow models for audited and reference records, and whether training drew from
+    torch's global generator. Raises BadConfig, naming ``key``, where the function fails or gives no model."""
     asked = torch.cat([game.records.x, game.reference.x.to(game.records.x.dtype)])
-    tasks = [
-        ShadowModelTask(fit, key, game.shadow_set(k), keys.fold("shadow", k).integer() % MAX_SEED, asked, names)
-        for k in range(1, len(game.masks))
-    ]
-    found = list(run_tasks(train_shadow_model, tasks, "train shadow models", engine))
-    return torch.stack([outputs for outputs, _ in found]), any(drew for _, drew in found)
+    seeds = enumerate(draw_shadow_seeds(game, keys), 1)
+    tasks = [ShadowModelTask(fit, key, game.shadow_set(k), seed, asked, names) for k, seed in seeds]
+    outputs, drew = run_tasks(train_shadow_model, tasks, "train shadow models", engine)
+    return torch.stack(outputs), drew
 
 
-def run_tasks(function: Callable[[Any], Any], tasks: Sequence[Any], label: str, engine: Engine) -> list[Any]:
-    """Every task on the engine, with a progress bar."""
+def draw_shadow_seeds(game: CoinGame, keys: Keys) -> list[int]:
+    return [keys.fold("shadow", k).integer() % MAX_SEED for k in range(1, len(game.masks))]
+
+
+def run_tasks(
+    function: Callable[[Any], Any], tasks: Sequence[Any], label: str, engine: Engine
+) -> tuple[list[Any], bool]:
+    """What every task made, and whether any drew from torch's global generator: function: task -> (made, drew)."""
     done = []
     with show_progress(label, len(tasks)) as bar:
         for result in engine.map(function, tasks):
             done.append(result)
             bar.advance()
-    return done
+    return [made for made, _ in done], any(drew for _, drew in done)
 
 
 def train_shadow_model(task: ShadowModelTask) -> tuple[Tensor, bool]:
@@ -76,12 +77,17 @@ def train_shadow_model(task: ShadowModelTask) -> tuple[Tensor, bool]:
     return predict(task.asked, len(task.names)), drew
 
 
-def call_user_function(fit: TrainingFunction, key: str, records: LabelledRecords, seed: int) -> tuple[Any, bool]:
-    """The result of the user's function on the records. Raises BadConfig for any exception of it."""
+def call_user_function(
+    fit: TrainingFunction, key: str, records: LabelledRecords, seed: int, *sent: nn.Module
+) -> tuple[Any, bool]:
+    """(what the user's function makes of the records, whether it drew from torch's global generator); sent: a model to
+    start from. Raises BadConfig for any exception of it."""
     function = load_target(fit, key) if isinstance(fit, str) else fit
+    if sent and not _takes_four_arguments(function):
+        raise BadConfig(f"{key}: for updates a function (model, x, y, seed) is needed")
     before = torch.get_rng_state()
     try:
-        made = function(*records.original_arrays(), seed)
+        made = function(*sent, *records.original_arrays(), seed)
     except Exception as error:  # whatever the function raises
         said = " ".join(str(error).split())[:200]
         raise BadConfig(f"{key}: failed on {len(records)} records: {type(error).__name__}: {said}") from error
@@ -94,12 +100,10 @@ MAX_JOINT_NUMBERS = 50_000_000  # numbers of all records' gradients together, up
 def target_and_shadow_signals(
     model: nn.Module, worlds: Sequence[Sequence[Capture]], records: LabelledRecords, classes: int, gradients_sent: bool
 ) -> dict[str, Tensor]:
-    """name -> (K, n) float64, the mean over captures; worlds: the same rounds each, sent the same models.
-
-    "alignment": cosine of the change with each record's own descent direction at the model that was sent (the gradient
-    attack of Nasr, Shokri and Houmansadr 2019); "joint": the same for all records at once, by ridge regression, where
-    their gradients fit into memory; "confidence": by how much the client's training raised it, not of a sent gradient.
-    """
+    """name -> (K, n) float64, the mean over captures; worlds: the same rounds each, sent the same models. "alignment":
+    cosine of the change with each record's own descent direction (the gradient attack of Nasr, Shokri and Houmansadr
+    2019); "joint": the same for all records at once, by ridge regression, where their gradients fit into memory;
+    "confidence": by how much the client's training raised it, not of a sent gradient."""
     found: dict[str, list[Tensor]] = {}
     for same_round in zip(*worlds, strict=True):
         sent, names = same_round[0], [name for name, _ in model.named_parameters()]
@@ -202,17 +206,13 @@ def compute_shadow_updates(
     keys: Keys,
     engine: Engine,
 ) -> tuple[list[tuple[Capture, ...]], bool]:
-    """The K - 1 other worlds' captures, in order, and whether their training drew from torch's global generator, as dropout
-    does, so that they would be others next time; fit: None where gradients were sent.
-
-    Raises BadConfig, in one line, where the function fails or gives no model of these weights.
-    """
+    """The K - 1 other worlds' captures, and whether their training drew from torch's global generator; fit: None where
+    gradients were sent. Raises BadConfig, one line, where the function fails or gives no model of these weights."""
     each = fit or PlainSGD(1.0, 1)
-    seeds = [keys.fold("shadow", k).integer() % MAX_SEED for k in range(1, len(game.masks))]
-    tasks = [ShadowUpdateTask(each, model, tuple(rounds), game.shadow_set(k), s) for k, s in enumerate(seeds, 1)]
+    seeds = enumerate(draw_shadow_seeds(game, keys), 1)
+    tasks = [ShadowUpdateTask(each, model, tuple(rounds), game.shadow_set(k), seed) for k, seed in seeds]
     work = train_shadow_update if fit else differentiate_shadow_update
-    found = run_tasks(work, tasks, "train shadow updates", engine)
-    return [captures for captures, _ in found], any(drew for _, drew in found)
+    return run_tasks(work, tasks, "train shadow updates", engine)
 
 
 def train_shadow_update(task: ShadowUpdateTask) -> tuple[tuple[Capture, ...], bool]:
@@ -235,7 +235,11 @@ def differentiate_shadow_update(task: ShadowUpdateTask) -> tuple[tuple[Capture, 
 
 
 def _trained_weights(task: ShadowUpdateTask, one: Capture, seed: int) -> dict[str, Tensor]:
-    made = _call_update_training(task.fit, copy_with_weights(task.model, one.broadcast).train(), task.records, seed)
+    started, records = copy_with_weights(task.model, one.broadcast).train(), task.records
+    if isinstance(task.fit, PlainSGD):
+        made: Any = task.fit(started, records.x, records.y, seed)
+    else:
+        made, _ = call_user_function(task.fit, TRAINING_KEY, records, seed, started)
     if not isinstance(made, nn.Module):
         raise BadConfig(f"{TRAINING_KEY}: returned a {type(made).__name__}; the trained torch module is needed")
     state = {name: value.detach() for name, value in made.state_dict().items()}
@@ -245,21 +249,6 @@ def _trained_weights(task: ShadowUpdateTask, one: Capture, seed: int) -> dict[st
         if not torch.isfinite(state[name].double()).all():
             raise BadConfig(f"{TRAINING_KEY}: NaN or infinity in {name} of the model that it returned")
     return {name: state[name].to(value.dtype) for name, value in one.value.items()}
-
-
-def _call_update_training(
-    fit: TrainingFunction | PlainSGD, model: nn.Module, records: LabelledRecords, seed: int
-) -> Any:
-    if isinstance(fit, PlainSGD):
-        return fit(model, records.x, records.y, seed)
-    function = load_target(fit, TRAINING_KEY) if isinstance(fit, str) else fit
-    if not _takes_four_arguments(function):
-        raise BadConfig(f"{TRAINING_KEY}: for updates a function (model, x, y, seed) is needed")
-    try:
-        return function(model, *records.original_arrays(), seed)
-    except Exception as error:  # whatever the function raises
-        said = " ".join(str(error).split())[:200]
-        raise BadConfig(f"{TRAINING_KEY}: failed on {len(records)} records: {type(error).__name__}: {said}") from error
 
 
 def _takes_four_arguments(function: Any) -> bool:
@@ -280,10 +269,8 @@ NORM_LAYERS = (_NormBase, nn.GroupNorm, nn.LayerNorm)
 
 @dataclass(frozen=True)
 class NetworkRetraining:
-    """A training function (x, y, seed) -> model. model: the audited one, whose weights are not used.
-
-    Raises BadConfig for layers whose first values are not known here.
-    """
+    """A training function (x, y, seed) -> model, from new first values of ``model``. Raises BadConfig for layers whose laws
+    are not known."""
 
     model: nn.Module
     training: PlainSGD

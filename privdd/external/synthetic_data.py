@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -21,7 +22,7 @@ from attacks.types import Adversary, Family, Finding, Knowledge, Surface, View, 
 from privdd.auditing.attack_tasks import error_budget
 from privdd.core.rng import Keys
 from privdd.core.types import Records
-from privdd.core.validation import BadConfig, check_integer, check_number
+from privdd.core.validation import BadConfig, check_choice, check_integer, check_number
 from privdd.distillation.class_cells import draw_initial_images, labelled_images, single_client_cells
 from privdd.distillation.distribution_matching import (
     MatchingSettings,
@@ -29,16 +30,7 @@ from privdd.distillation.distribution_matching import (
     fresh_networks,
     match_distributions,
 )
-from privdd.external.membership_game import (
-    CoinGame,
-    JudgedAttack,
-    add_constant,
-    annotate_finding,
-    draw_coin_game,
-    findings_without_attack,
-    judge_attacks,
-    target_facts,
-)
+from privdd.external import membership_game as games
 from privdd.external.predictor import MAX_LABEL_SPREAD
 from privdd.external.records import (
     LabelledRecords,
@@ -51,42 +43,37 @@ from privdd.external.records import (
     records_from_arrays,
 )
 from privdd.external.run_folder import ExternalAudit, HeldArtifact, StatedLimit
-from privdd.external.shadow_models import MAX_SEED, TrainingFunction, call_user_function, run_tasks
+from privdd.external.shadow_models import TrainingFunction, call_user_function, draw_shadow_seeds, run_tasks
 from privdd.external.trained_model import GLOBAL_DRAWS, ExternalAuditSettings
 from privdd.models import ModelSpec, build, initial
 
-REFERENCE_NEIGHBOURS = (
-    5  # of the reference set, whose density is an average; of the synthetic set the nearest alone counts
-)
+REFERENCE_NEIGHBOURS = 5  # of the reference set, whose density is an average; of the synthetic set the nearest counts
 
 
 def synthetic_signals(
     synthetic: LabelledRecords, records: LabelledRecords, reference: LabelledRecords, scale: Tensor, classes: int
 ) -> dict[str, Tensor]:
-    """name -> (n,) float64.
-
-    "distance": minus the distance to the nearest synthetic record; "density": the logarithm of the distance to the
-    reference over that, a nearest-neighbour form of the density ratio of van Breugel et al. (2023, DOMIAS);
-    "confidence": logit-scaled, of a ridge classifier trained on the synthetic set, where it has two classes.
-    """
+    """name -> (n,) float64. "distance": minus the distance to the nearest synthetic record; "density": the logarithm of
+    the distance to the reference over that, a nearest-neighbour form of the density ratio of van Breugel et al. (2023,
+    DOMIAS); "confidence": logit-scaled, of a ridge classifier trained on the synthetic set, where it has two classes."""
     own, made, known = (flatten_records(one.x, scale) for one in (records, synthetic, reference))
     distance = nearest_records(own, made)[0][:, 0]
     around = nearest_records(own, known, min(REFERENCE_NEIGHBOURS, len(known)))[0].mean(1)
     found = {"distance": -distance, "density": around.clamp_min(1e-9).log() - distance.clamp_min(1e-9).log()}
     if classes > 1 and len(synthetic.y.unique()) > 1 and int(synthetic.y.max()) < classes:
-        outputs = ridge_readout(add_constant(made).float(), synthetic.y, add_constant(own).float(), classes)
+        outputs = ridge_readout(games.add_constant(made).float(), synthetic.y, games.add_constant(own).float(), classes)
         found["confidence"] = logit_scaled(outputs.double(), records.y)
     return found
 
 
 @dataclass(frozen=True)
 class CopyCounts:
-    """exact, near: synthetic records that equal a training record, or lie nearer to one than any held-out record does
-    to a training record; exact_heldout, near_heldout: the same with both sides exchanged, which nothing but chance explains.
+    """exact, near: synthetic records that equal a training record, or lie nearer to one than any held-out record does.
 
-    closer: share of synthetic records that are nearer to a training record than to any of as many held-out ones, ties
-    apart; interval: Clopper-Pearson 95 %; compared: how many. 1/2 where nothing is copied. Records that stem from one
-    optimisation are not independent: the true interval is wider. distance (m,) and place (m,): of the nearest training record.
+    exact_heldout, near_heldout: both sides exchanged, which nothing but chance explains. closer: share of ``compared``
+    synthetic records that are nearer to a training record than to any of as many held-out ones, 1/2 where nothing is
+    copied; interval: Clopper-Pearson 95 %, too narrow where records stem from one optimisation. distance (m,) and place
+    (m,): of the nearest training record.
     """
 
     exact: int
@@ -101,13 +88,12 @@ class CopyCounts:
 
 
 def count_copies(synthetic: Tensor, train: Tensor, heldout: Tensor, generator: torch.Generator) -> CopyCounts:
-    """Count copies among synthetic (m, d) of equally many training and held-out records (n, d), drawn at random. Raises ValueError for an
-    empty set."""
+    """Copies among synthetic (m, d) of equally many training and held-out records (n, d), drawn at random. Raises
+    ValueError for an empty set."""
     size = min(len(train), len(heldout))
     if not size or not len(synthetic):
-        raise ValueError(
-            f"{len(synthetic)} synthetic, {len(train)} training, {len(heldout)} held-out records: none may be empty"
-        )
+        counts = f"{len(synthetic)} synthetic, {len(train)} training, {len(heldout)} held-out records"
+        raise ValueError(f"{counts}: none may be empty")
     rows = torch.randperm(len(train), generator=generator)[:size]
     inside, outside = train[rows], heldout[torch.randperm(len(heldout), generator=generator)[:size]]
     near, at = (value[:, 0] for value in nearest_records(synthetic, inside))
@@ -163,16 +149,15 @@ def _kind_columns(*sets: Tensor) -> Tensor:
 
 
 def singling_out_risk(synthetic: Tensor, train: Tensor, heldout: Tensor, generator: torch.Generator) -> TableRisk:
-    """Section 4.1, multivariate: predicates that name one synthetic record of (m, d); a hit names exactly one of the
-    training records (n, d). Both sides have as many records."""
+    """Section 4.1, multivariate: predicates that name one synthetic record of (m, d); a hit names exactly one training
+    record of (n, d)."""
     size = min(len(train), len(heldout))
     inside, outside = (x[torch.randperm(len(x), generator=generator)[:size]] for x in (train, heldout))
     kinds = _kind_columns(synthetic, train, heldout)
     middle = synthetic.median(0).values
-    hits = control = made = 0
-    for _ in range(PREDICATE_COUNT * TRIES_PER_PREDICATE):
-        if made == PREDICATE_COUNT:
-            break
+    hits = control = made = tried = 0
+    while made < PREDICATE_COUNT and tried < PREDICATE_COUNT * TRIES_PER_PREDICATE:
+        tried += 1
         row = synthetic[int(torch.randint(len(synthetic), (1,), generator=generator))]
         columns = torch.randperm(len(row), generator=generator)[:PREDICATE_COLUMNS]
         picked = [int(_matches_predicate(x, row, columns, kinds, middle).sum()) for x in (synthetic, inside, outside)]
@@ -189,11 +174,9 @@ def _matches_predicate(x: Tensor, row: Tensor, columns: Tensor, kinds: Tensor, m
     return torch.where(kinds[columns], values == at, beyond).all(1)
 
 
-def linkability_risk(
-    synthetic: Tensor, train: Tensor, heldout: Tensor, generator: torch.Generator, near: int = 1
-) -> TableRisk:
-    """Section 4.2: an attacker holds two halves of the columns of each of (n, d) records, apart from each other, and links
-    them where both halves' ``near`` nearest synthetic records (m, d) have one in common. At least 2 columns."""
+def linkability_risk(synthetic: Tensor, train: Tensor, heldout: Tensor, generator: torch.Generator) -> TableRisk:
+    """Section 4.2: two halves of a record's columns are linked where both halves' nearest synthetic records have one in
+    common."""
     if synthetic.shape[1] < 2:
         raise ValueError("linkability: at least 2 columns are needed")
     size = min(len(train), len(heldout))
@@ -202,17 +185,14 @@ def linkability_risk(
     found = []
     for x in (train, heldout):
         asked = x[torch.randperm(len(x), generator=generator)[:size]]
-        first, second = (
-            nearest_records(asked[:, half], synthetic[:, half], min(near, len(synthetic)))[1] for half in halves
-        )
-        found.append(int((first[:, :, None] == second[:, None]).flatten(1).any(1).sum()))
+        first, second = (nearest_records(asked[:, half], synthetic[:, half])[1] for half in halves)
+        found.append(int((first == second).sum()))
     return TableRisk(found[0], found[1], size)
 
 
 def inference_risk(synthetic: Tensor, train: Tensor, heldout: Tensor, generator: torch.Generator) -> TableRisk:
-    """Section 4.3: an attacker knows all columns but one of each of (n, d) records and takes that one from the nearest
-    synthetic record (m, d). Right is the same kind, or a value within ``CLOSE_SHARE`` of the true one. The secret column is drawn
-    anew for each record, so records are asked about once. At least 2 columns."""
+    """Section 4.3: one secret column, drawn for each record, is taken from the nearest synthetic record; right is the same
+    kind, or a value within ``CLOSE_SHARE``."""
     if synthetic.shape[1] < 2:
         raise ValueError("inference: at least 2 columns are needed")
     size = min(len(train), len(heldout))
@@ -221,10 +201,8 @@ def inference_risk(synthetic: Tensor, train: Tensor, heldout: Tensor, generator:
     for x in (train, heldout):
         asked = x[torch.randperm(len(x), generator=generator)[:size]]
         secret = torch.randint(x.shape[1], (size,), generator=generator)
-        rights = (
-            _count_right_guesses(asked[secret == c], synthetic, c, bool(kinds[c])) for c in secret.unique().tolist()
-        )
-        found.append(sum(rights))
+        columns = secret.unique().tolist()
+        found.append(sum(_count_right_guesses(asked[secret == c], synthetic, c, bool(kinds[c])) for c in columns))
     return TableRisk(found[0], found[1], size)
 
 
@@ -266,7 +244,7 @@ def audit_synthetic_data(
     train, heldout, synthetic = _align_sets(train, heldout, synthetic)
     keys = Keys(settings.seed).fold("target")
     shadows = settings.shadows if generator is not None else 0
-    game = draw_coin_game(train, heldout, settings.records, shadows, keys)
+    game = games.draw_coin_game(train, heldout, settings.records, shadows, keys)
     sets, drew = _generate_shadow_sets(generator, game, keys, settings) if generator and shadows else ([], False)
     made = time.monotonic()
     pictures = train.has_pictures and heldout.has_pictures
@@ -275,11 +253,11 @@ def audit_synthetic_data(
     attacks = _synthetic_attacks(view, shadows, settings.confidence)
     missing = {} if shadows else dict.fromkeys(("lira", "rmia"), NO_GENERATOR)
     budget = error_budget(settings.confidence, len(attacks) + len(missing), 0)
-    judged = judge_attacks(view, attacks, missing, game, Keys(settings.seed), budget, SYNTHETIC_NOTE)
+    judged = games.judge_attacks(view, attacks, missing, game, Keys(settings.seed), budget, SYNTHETIC_NOTE)
     apart = heldout.select_rows(game.repeats.outside)
     judged += _judge_copies(view.surface, synthetic, train, apart, scale, pictures, keys)
     judged += _judge_risks(view.surface, synthetic, train, apart, scale, keys)
-    facts = target_facts("synthetic", train, heldout, game, judged)
+    facts = games.target_facts("synthetic", train, heldout, game, judged)
     done = time.monotonic()
     notes = {"note": GLOBAL_DRAWS.replace("training function", "generator")} if drew else {}
     return ExternalAudit(
@@ -303,19 +281,17 @@ def _align_sets(*sets: LabelledRecords) -> list[LabelledRecords]:
 
 
 def _generate_shadow_sets(
-    generator: TrainingFunction, game: CoinGame, keys: Keys, settings: ExternalAuditSettings
+    generator: TrainingFunction, game: games.CoinGame, keys: Keys, settings: ExternalAuditSettings
 ) -> tuple[list[LabelledRecords], bool]:
-    tasks = [
-        ShadowSetTask(generator, game.shadow_set(k), keys.fold("shadow", k).integer() % MAX_SEED)
-        for k in range(1, len(game.masks))
-    ]
-    found = run_tasks(generate_shadow_set, tasks, "generate shadow sets", settings.engine)
+    seeds = enumerate(draw_shadow_seeds(game, keys), 1)
+    tasks = [ShadowSetTask(generator, game.shadow_set(k), seed) for k, seed in seeds]
+    found, drew = run_tasks(generate_shadow_set, tasks, "generate shadow sets", settings.engine)
     made, names = [], game.records.names
-    for one, _ in found:
+    for one in found:
         one = align_columns({"target.train": game.records, "target.generator": one})[1]
         check_no_gaps("target.generator", one)
         made.append(one if names is None else one.number_labels(names, "target.generator"))
-    return made, any(drew for _, drew in found)
+    return made, drew
 
 
 def generate_shadow_set(task: ShadowSetTask) -> tuple[LabelledRecords, bool]:
@@ -326,7 +302,12 @@ def generate_shadow_set(task: ShadowSetTask) -> tuple[LabelledRecords, bool]:
 
 
 def _synthetic_view(
-    sets: list[LabelledRecords], game: CoinGame, scale: Tensor, pictures: bool, stated: StatedLimit, keys: Keys
+    sets: list[LabelledRecords],
+    game: games.CoinGame,
+    scale: Tensor,
+    pictures: bool,
+    stated: StatedLimit,
+    keys: Keys,
 ) -> View:
     classes = int(torch.cat([game.records.y, game.reference.y, game.rest.y]).max()) + 1
     found = [synthetic_signals(one, game.records, game.reference, scale, classes) for one in sets]
@@ -334,9 +315,8 @@ def _synthetic_view(
     signals = {name: torch.stack([one[name] for one in found]) for name in names}
     blind = blind_record_scores(game.records.x, game.records.y, game.member_mask, keys.fold("blind").torch())
     worlds = Worlds(signals, game.masks, blind, game.records.y)
-    known = Knowledge(
-        (1, 1, 1), classes, game.reference.x.double(), game.reference.y, settings={"delta": stated.exchange_limit()[1]}
-    )
+    delta = {"delta": stated.exchange_limit()[1]}
+    known = Knowledge((1, 1, 1), classes, game.reference.x.double(), game.reference.y, settings=delta)
     surface = Surface.SYNTHETIC_IMAGES if pictures else Surface.SYNTHETIC_REPRESENTATIONS
     return View(surface, Adversary.PUBLIC, (), known, worlds)
 
@@ -363,7 +343,7 @@ def _judge_copies(
     scale: Tensor,
     pictures: bool,
     keys: Keys,
-) -> list[JudgedAttack]:
+) -> list[games.JudgedAttack]:
     made, own, other = (flatten_records(one.x, scale) for one in (synthetic, train, heldout))
     found = count_copies(made, own, other, keys.fold("copies").torch())
     measures: dict[str, Any] = {
@@ -385,7 +365,7 @@ def _judge_copies(
     if pictures:
         shown = found.distance.argsort(stable=True)[:SHOWN_PAIRS]
         kept |= {"real": train.x[found.place[shown]].float(), "reconstructed": synthetic.x[shown].float().clamp(0, 1)}
-    return [JudgedAttack(annotate_finding(finding, "copy_detection", SYNTHETIC_NOTE, said, told), kept)]
+    return [games.JudgedAttack(games.annotate_finding(finding, "copy_detection", SYNTHETIC_NOTE, said, told), kept)]
 
 
 def _judge_risks(
@@ -395,21 +375,23 @@ def _judge_risks(
     heldout: LabelledRecords,
     scale: Tensor,
     keys: Keys,
-) -> list[JudgedAttack]:
+) -> list[games.JudgedAttack]:
     """Judge the risks of tables; the class is a column like any other."""
     if train.x.ndim != 2:
-        return findings_without_attack(surface, tuple(TABLE_RISKS), NO_TABLE, SYNTHETIC_NOTE, Family.RECONSTRUCTION)
-    made, own, other = (
-        torch.cat([flatten_records(s.x, scale), s.y[:, None].double()], 1) for s in (synthetic, train, heldout)
-    )
-    found = {name: risk(made, own, other, keys.fold(name).torch()) for name, risk in TABLE_RISKS.items()}
-    return [_judge_risk(surface, name, risk) for name, risk in found.items()]
+        return games.findings_without_attack(
+            surface, tuple(TABLE_RISKS), NO_TABLE, SYNTHETIC_NOTE, Family.RECONSTRUCTION
+        )
+    sets = [torch.cat([flatten_records(s.x, scale), s.y[:, None].double()], 1) for s in (synthetic, train, heldout)]
+    return [
+        _judge_risk(surface, name, risk(sets[0], sets[1], sets[2], keys.fold(name).torch()))
+        for name, risk in TABLE_RISKS.items()
+    ]
 
 
-def _judge_risk(surface: Surface, name: str, risk: TableRisk) -> JudgedAttack:
+def _judge_risk(surface: Surface, name: str, risk: TableRisk) -> games.JudgedAttack:
     if not risk.attacks:
         why = "no predicate named a single synthetic record"
-        return findings_without_attack(surface, [name], why, SYNTHETIC_NOTE, Family.RECONSTRUCTION)[0]
+        return games.findings_without_attack(surface, [name], why, SYNTHETIC_NOTE, Family.RECONSTRUCTION)[0]
     measures: dict[str, Any] = {
         "identified": risk.hit_rate, "identified_chance": risk.chance_rate, "n": risk.attacks,
         "diagnostics": {"risk": risk.excess_risk, "hits": risk.hits, "control_hits": risk.control},
@@ -417,11 +399,8 @@ def _judge_risk(surface: Surface, name: str, risk: TableRisk) -> JudgedAttack:
     said = f"{RISK_SOURCE}: {risk.hits} of {risk.attacks} attacks right on training records, {risk.control} on held-out ones"
     told = "chance: upper end of the control's 95 % interval"
     finding = Finding(surface, name, Family.RECONSTRUCTION, Adversary.PUBLIC, measures)
-    finding = annotate_finding(finding, name, SYNTHETIC_NOTE, said, told)
-    return JudgedAttack(finding, {"hits": torch.tensor([risk.hits, risk.control])})
-
-
-# For pictures whose owner distilled them by such a method elsewhere, or who has no function that makes the set again.
+    finding = games.annotate_finding(finding, name, SYNTHETIC_NOTE, said, told)
+    return games.JudgedAttack(finding, {"hits": torch.tensor([risk.hits, risk.control])})
 
 
 START_IMAGES = ("real", "noise")
@@ -430,11 +409,8 @@ MAX_RECIPE_COUNT = 10**6  # of each count
 
 @dataclass(frozen=True)
 class DistributionMatching:
-    """Zhao and Bilen (WACV 2023): images whose mean features in random networks are those of the records.
-
-    per_class: images of each class; iterations: one network each; batch: real records of a class at each; lr: of SGD on
-    the images; start: real records or noise; width: filters of the network. Raises BadConfig for a bad value.
-    """
+    """Zhao and Bilen (WACV 2023), ``per_class`` images: mean features in ``iterations`` random networks are those of
+    ``batch`` records of a class; lr: of SGD on the images; width: filters. Raises BadConfig."""
 
     per_class: int = 10
     iterations: int = 200
@@ -452,14 +428,11 @@ class DistributionMatching:
         check_number("target.args.lr", self.lr)
         if not self.lr > 0:
             raise BadConfig(f"target.args.lr={self.lr}: a number above 0 is needed")
-        if self.start not in START_IMAGES:
-            raise BadConfig(f"target.args.start={self.start}: allowed are {', '.join(START_IMAGES)}")
+        check_choice("target.args.start", self.start, START_IMAGES)
 
     def __call__(self, x: Any, y: Any, seed: int) -> tuple[Tensor, Tensor]:
-        """Pictures x (n, c, h, w) in [0, 1] and labels y (n,) -> (classes * per_class, c, h, w) in [0, 1], and labels.
-
-        Raises ValueError for what are no pictures.
-        """
+        """Pictures x (n, c, h, w) in [0, 1] and labels y (n,) -> (classes * per_class, c, h, w) and labels. Raises
+        ValueError for others."""
         pictures, labels = torch.as_tensor(x).float(), torch.as_tensor(y).long()
         if pictures.ndim != 4 or min(pictures.shape[2:]) < 8:
             shape = tuple(pictures.shape[1:])
@@ -468,14 +441,12 @@ class DistributionMatching:
         shape = (pictures.shape[1], pictures.shape[2], pictures.shape[3])
         spec = ModelSpec("convnet", width=self.width)
         cells = single_client_cells(Records(pictures, labels, torch.arange(len(labels))), classes)
-        networks = fresh_networks(
-            build(spec, shape, classes), lambda g: initial(spec, shape, classes, g), keys.fold("networks")
-        )
+        begin = partial(initial, spec, shape, classes)
+        networks = fresh_networks(build(spec, shape, classes), begin, keys.fold("networks"))
         settings = MatchingSettings(self.iterations, batch=self.batch, lr=self.lr, chunk=self.at_once)
         start = draw_initial_images(self.start, cells, self.per_class, shape, keys.fold("start"))
-        made = match_distributions(
-            cells, start, networks, settings, MatchingStreams(keys.fold("batch"), keys.fold("augment"))
-        )
+        streams = MatchingStreams(keys.fold("batch"), keys.fold("augment"))
+        made = match_distributions(cells, start, networks, settings, streams)
         images, own = labelled_images(cells, made, 0)
         return images.clamp(0, 1), own
 
@@ -485,9 +456,7 @@ RECIPES = {"distribution_matching": DistributionMatching}
 
 def make_recipe(name: str, args: dict[str, Any]) -> DistributionMatching:
     """The recipe of this name. Raises BadConfig, one line, for settings that it does not have."""
-    made = RECIPES[name]
-    known = [field.name for field in fields(made)]
-    for key in args:
-        if key not in known:
-            raise BadConfig(f"target.args.{key}: {name} takes {', '.join(known)}")
-    return made(**args)
+    known = [field.name for field in fields(RECIPES[name])]
+    if unknown := [key for key in args if key not in known]:
+        raise BadConfig(f"target.args.{unknown[0]}: {name} takes {', '.join(known)}")
+    return RECIPES[name](**args)

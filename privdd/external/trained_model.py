@@ -18,21 +18,14 @@ from attacks.membership.label_only import NOISE_LEVELS, label_robustness
 from attacks.membership.lira import Lira
 from attacks.membership.quantile import QuantileRegression
 from attacks.membership.rmia import Rmia
-from attacks.membership.signals import logit_scaled
 from attacks.membership.threshold import LossThreshold
-from attacks.types import Adversary, Evidence, Knowledge, Surface, View, Worlds
+from attacks.types import Adversary, Evidence, Surface, View
 from privdd.auditing.attack_tasks import error_budget
 from privdd.core.rng import Keys
 from privdd.core.validation import BadConfig, check_integer, check_share
-from privdd.external.membership_game import (
-    MAX_ACCURACY_RECORDS,
-    CoinGame,
-    draw_coin_game,
-    judge_attacks,
-    target_facts,
-)
+from privdd.external import membership_game as games
 from privdd.external.predictor import OUTPUT_KINDS, Predictor, build_predictor, resolve_classes
-from privdd.external.records import LabelledRecords, check_same_shape, fill_gaps
+from privdd.external.records import LabelledRecords, check_same_shape
 from privdd.external.run_folder import ExternalAudit, HeldArtifact, StatedLimit
 from privdd.external.shadow_models import TrainingFunction, shadow_outputs
 from privdd.runtime.engine import Engine
@@ -40,11 +33,8 @@ from privdd.runtime.engine import Engine
 
 @dataclass(frozen=True)
 class LabelQueries(MembershipAttack):
-    """The share of a record's disturbed copies that keep its label; the target alone is asked.
-
-    labels_of: records (b, ...) -> predicted labels (b,). Pictures are shifted and noised as in
-    ``attacks.membership.label_only``, other records noised, in units of each coordinate's spread.
-    """
+    """The share of a record's disturbed copies that keep its label. labels_of: records (b, ...) -> labels (b,). Pictures
+    are shifted and noised as in ``attacks.membership.label_only``, others noised, in units of each coordinate's spread."""
 
     labels_of: Callable[[Tensor], Tensor] = lambda x: x
     pictures: bool = False
@@ -122,27 +112,29 @@ def audit_trained_model(
     """The audit of a model. Raises BadConfig, one line, for a model that cannot read the records, and the like."""
     began = time.monotonic()
     check_same_shape("target.train", train, "target.heldout", heldout)
-    some = np.unique(np.linspace(0, len(train) - 1, min(len(train), MAX_ACCURACY_RECORDS)).astype(np.int64))
-    predict, train, heldout, classes, told = resolve_classes(
-        build_predictor(model, "target.model", train.form), train, heldout, some
-    )
+    some = np.unique(np.linspace(0, len(train) - 1, min(len(train), games.MAX_ACCURACY_RECORDS)).astype(np.int64))
+    predict = build_predictor(model, "target.model", train.form)
+    predict, train, heldout, classes, told = resolve_classes(predict, train, heldout, some)
     names = np.arange(classes) if predict.names is None else predict.names
     keys = Keys(settings.seed).fold("target")
     shadows = settings.shadows if fit is not None else 0
-    game = draw_coin_game(train, heldout, settings.records, shadows, keys)
+    game = games.draw_coin_game(train, heldout, settings.records, shadows, keys)
     logits, drew = _model_outputs(predict, fit, game, names, keys, settings.engine)
     trained = time.monotonic()
     attacks = _model_attacks(predict, game, classes, shadows, settings.confidence)
     missing = {} if shadows else dict.fromkeys(SHADOW_ATTACKS, NO_TRAINING)
     missing |= {} if "label_only" in attacks else {"label_only": NO_COPIES}
     budget = error_budget(settings.confidence, len(attacks) + len(missing), 0)
-    view = _model_view(game, logits, classes, stated, keys)
-    judged = judge_attacks(view, attacks, missing, game, Keys(settings.seed), budget, MODEL_NOTE)
+    delta = stated.exchange_limit()[1]
+    view = games.view_of_outputs(Surface.GLOBAL_MODEL, Adversary.PUBLIC, game, logits, classes, delta, keys)
+    judged = games.judge_attacks(view, attacks, missing, game, Keys(settings.seed), budget, MODEL_NOTE)
     at = torch.from_numpy(some)
     right = (_accuracy_of(predict, train.select_rows(at), classes), _accuracy_of(predict, heldout, classes))
     read = OUTPUT_KINDS[predict.reading]
     told += [f"The model's outputs were read as {read}."] if predict.reading in GUESSED_KINDS else []
-    facts = target_facts("model", train, heldout, game, judged, right, [*about.get("notes", []), *told], outputs=read)
+    facts = games.target_facts(
+        "model", train, heldout, game, judged, right, [*about.get("notes", []), *told], outputs=read
+    )
     value = model.state_dict() if isinstance(model, nn.Module) else {"outputs": logits[0]}
     done = time.monotonic()
     notes = {"note": GLOBAL_DRAWS} if drew else {}
@@ -155,7 +147,12 @@ def audit_trained_model(
 
 
 def _model_outputs(
-    predict: Predictor, fit: TrainingFunction | None, game: CoinGame, names: NDArray[Any], keys: Keys, engine: Engine
+    predict: Predictor,
+    fit: TrainingFunction | None,
+    game: games.CoinGame,
+    names: NDArray[Any],
+    keys: Keys,
+    engine: Engine,
 ) -> tuple[Tensor, bool]:
     """(K, n + m, C) outputs for audited and reference records, the target's first; see ``shadow_outputs``."""
     own = predict(torch.cat([game.records.x, game.reference.x.to(game.records.x.dtype)]), len(names))[None]
@@ -167,23 +164,8 @@ def _model_outputs(
     return torch.cat([own, others]), drew
 
 
-def _model_view(game: CoinGame, logits: Tensor, classes: int, stated: StatedLimit, keys: Keys) -> View:
-    records, count = game.records, len(game.records)
-    own, public = logits[:, :count], logits[:, count:]
-    x, reference = (records.x, game.reference.x)
-    if records.has_gaps or game.reference.has_gaps:
-        x, reference = fill_gaps(x, reference)
-    blind = blind_record_scores(x, records.y, game.member_mask, keys.fold("blind").torch())
-    signals = {"confidence": logit_scaled(own, records.y)}
-    worlds = Worlds(signals, game.masks, blind, records.y, own, public, records=x.double())
-    known = Knowledge(
-        (1, 1, 1), classes, reference.double(), game.reference.y, settings={"delta": stated.exchange_limit()[1]}
-    )
-    return View(Surface.GLOBAL_MODEL, Adversary.PUBLIC, (), known, worlds)
-
-
 def _model_attacks(
-    predict: Predictor, game: CoinGame, classes: int, shadows: int, confidence: float
+    predict: Predictor, game: games.CoinGame, classes: int, shadows: int, confidence: float
 ) -> dict[str, MembershipAttack]:
     given: dict[str, Any] = {"confidence": confidence}
     found: dict[str, MembershipAttack] = {"loss_threshold": LossThreshold(**given)}

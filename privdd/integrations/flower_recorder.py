@@ -22,6 +22,7 @@ from flwr.app import Context, Message, RecordDict
 from flwr.serverapp.strategy import Strategy
 
 from privdd.core.validation import is_number
+from privdd.recording import CLIENTS_FOLDER, HEAD_FILE
 from privdd.recording.recording import (
     BROADCAST,
     COMPLETE,
@@ -33,7 +34,6 @@ from privdd.recording.recording import (
     MessageRecorder,
     PendingMark,
 )
-from privdd.recording.recording_folder import CLIENTS_FOLDER, HEAD_FILE
 from privdd.runtime.files import check_private
 
 MAX_MODS = 50  # mods that are looked through

@@ -20,8 +20,8 @@ from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable
 
+from privdd.recording import CLIENTS_FOLDER, HEAD_FILE
 from privdd.recording.recording import BROADCAST, DIFFERENCE_KEY, REPLY, MessageHeading, MessageRecorder
-from privdd.recording.recording_folder import CLIENTS_FOLDER, HEAD_FILE
 
 ROUND_HEADERS = ("current_round", "contribution_round")
 

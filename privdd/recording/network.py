@@ -29,10 +29,8 @@ def build_network(make: Any, args: Mapping[str, Any]) -> nn.Module:
 
 
 def align_state(model: nn.Module, arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The arrays by the names of the model's state: equal names, names with one prefix, or lists in the state's order.
-
-    Raises BadConfig where they do not fit the model.
-    """
+    """The arrays by the names of the model's state: equal names, names with one prefix, or in the state's order. Raises
+    BadConfig."""
     state = model.state_dict()
     found = dict(arrays)
     if set(found) != set(state):
@@ -44,9 +42,8 @@ def align_state(model: nn.Module, arrays: Mapping[str, Tensor]) -> dict[str, Ten
         found = dict(zip(state, found.values()))
     for name, value in state.items():
         if found[name].shape != value.shape:
-            raise BadConfig(
-                f"model=: {name} has shape {tuple(value.shape)}, the recorded one {tuple(found[name].shape)}"
-            )
+            there = f"the recorded one {tuple(found[name].shape)}"
+            raise BadConfig(f"model=: {name} has shape {tuple(value.shape)}, {there}")
     return {name: found[name] for name in state}
 
 
@@ -58,16 +55,11 @@ def load_parameters(model: nn.Module, arrays: Mapping[str, Tensor]) -> None:
     model.load_state_dict({name: value.clone() for name, value in align_state(model, arrays).items()})
 
 
-def trained_parameter_names(model: nn.Module) -> list[str]:
-    return [name for name, p in model.named_parameters() if p.requires_grad]
-
-
 def parameter_difference(model: nn.Module, before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> np.ndarray:
     """after - before of all trained parameters, (p,) float64."""
     old, new = align_state(model, before), align_state(model, after)
-    return np.concatenate(
-        [(new[n].double() - old[n].double()).reshape(-1).numpy() for n in trained_parameter_names(model)]
-    )
+    names = [name for name, p in model.named_parameters() if p.requires_grad]
+    return np.concatenate([(new[name].double() - old[name].double()).reshape(-1).numpy() for name in names])
 
 
 def thinning_step(model: nn.Module, count: int) -> int:
@@ -75,24 +67,22 @@ def thinning_step(model: nn.Module, count: int) -> int:
     return max(1, math.ceil(count * sum(p.numel() for p in model.parameters() if p.requires_grad) / MAX_KEPT_NUMBERS))
 
 
-def record_losses(model: nn.Module, x: np.ndarray, y: np.ndarray, batch: int = 256) -> np.ndarray:
+def record_losses(model: nn.Module, x: np.ndarray, y: np.ndarray) -> np.ndarray:
     """Cross-entropy of each record, (n,) float64. Raises BadConfig for outputs that are no logits of these labels."""
     found = []
     with torch.no_grad():
-        for at in range(0, len(y), batch):
-            out = _network_logits(model, x[at : at + batch], y[at : at + batch])
-            labels = torch.from_numpy(y[at : at + batch]).long()
-            found.append(nn.functional.cross_entropy(out.double(), labels, reduction="none").numpy())
+        for at in range(0, len(y), GRADIENT_BATCH):
+            part, labels = x[at : at + GRADIENT_BATCH], y[at : at + GRADIENT_BATCH]
+            out = _network_logits(model, part, labels).double()
+            found.append(nn.functional.cross_entropy(out, torch.from_numpy(labels).long(), reduction="none").numpy())
     return np.concatenate(found)
 
 
 def record_descents(
     model: nn.Module, x: np.ndarray, y: np.ndarray, every: int = 1, clip: float | None = None
 ) -> np.ndarray:
-    """Minus the loss gradient of each record at the model's parameters, every k-th of them: (n, p / k) float32.
-
-    clip: largest norm of a whole gradient.
-    """
+    """Minus the loss gradient of each record, every k-th parameter: (n, p / k) float32. clip: largest norm of a whole
+    gradient."""
     return np.concatenate([rows.numpy() for rows in _iterate_descents(model, x, y, every, clip)])
 
 
@@ -129,11 +119,7 @@ def _iterate_descents(
 
 def _gradients_together(model: nn.Module, x: np.ndarray, y: np.ndarray) -> Tensor:
     own = {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
-    rest = {
-        name: v.detach()
-        for name, v in {**dict(model.named_parameters()), **dict(model.named_buffers())}.items()
-        if name not in own
-    }
+    rest = {name: v.detach() for name, v in (*model.named_parameters(), *model.named_buffers()) if name not in own}
 
     def loss_of_record(parameters: dict[str, Tensor], one: Tensor, label: Tensor) -> Tensor:
         out = torch.func.functional_call(model, {**parameters, **rest}, (one[None],))
@@ -149,13 +135,10 @@ def _gradients_one_by_one(model: nn.Module, x: np.ndarray, y: np.ndarray) -> Ten
     parameters = [p for p in model.parameters() if p.requires_grad]
     rows = []
     for at in range(len(y)):
-        loss = nn.functional.cross_entropy(
-            _network_logits(model, x[at : at + 1], y[at : at + 1]), torch.from_numpy(y[at : at + 1]).long()
-        )
-        grads = torch.autograd.grad(loss, parameters, allow_unused=True)
-        rows.append(
-            torch.cat([(torch.zeros_like(p) if g is None else g).reshape(-1) for g, p in zip(grads, parameters)])
-        )
+        one, label = x[at : at + 1], y[at : at + 1]
+        loss = nn.functional.cross_entropy(_network_logits(model, one, label), torch.from_numpy(label).long())
+        grads = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
+        rows.append(torch.cat([g.reshape(-1) for g in grads]))
     return torch.stack(rows)
 
 

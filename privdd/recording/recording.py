@@ -17,13 +17,13 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Final, Literal
 
 import dp_accounting as dpa
 import numpy as np
 import safetensors.torch
 import torch
-from torch import Tensor
+from pydantic import Field, TypeAdapter
 
 from attacks.types import Surface
 from privdd.core.types import State
@@ -31,7 +31,7 @@ from privdd.core.validation import is_number
 from privdd.federated.channel import digest_tensors
 from privdd.privacy.ledger import SERVER, Ledger
 from privdd.privacy.mechanism import LedgerRow
-from privdd.recording.recording_folder import CLIENTS_FOLDER, HEAD_FILE
+from privdd.recording import CLIENTS_FOLDER, HEAD_FILE
 from privdd.runtime.files import (
     IGNORE,
     DamagedRun,
@@ -44,7 +44,9 @@ from privdd.runtime.files import (
 )
 from privdd.runtime.run_folder import LARGEST_HEADER, LARGEST_TENSORS, read_tensors_and_header
 
-BROADCAST, REPLY, FINAL = "broadcast", "reply", "final"
+BROADCAST: Final = "broadcast"
+REPLY: Final = "reply"
+FINAL: Final = "final"
 SERVER_NODE = -1
 DIFFERENCE_KEY = "privdd/difference"  # among the metrics of a reply that holds changes of parameters, not parameters
 HEADING_KEY = "privdd"  # the only key of the header: with several, safetensors writes other bytes each time
@@ -60,10 +62,10 @@ class MessageHeading:
     that travelled beside the arrays; claims: what components that were recognised say of their own privacy.
     """
 
-    round: int
-    node: int
+    round: Annotated[int, Field(ge=0)]
+    node: Annotated[int, Field(ge=SERVER_NODE)]
     kind: str
-    part: str
+    part: Literal["broadcast", "reply", "final"]
     run: int = 0
     partition: int | None = None
     metrics: Mapping[str, Any] = field(default_factory=dict)
@@ -83,14 +85,10 @@ def message_path(heading: MessageHeading) -> Path:
 
 
 def write_message(path: Path, heading: MessageHeading, arrays: Mapping[str, np.ndarray]) -> str:
-    """Keep a message -> the digest of its arrays. Raises OSError, and TypeError for arrays without a torch type.
-
-    Not forced onto the disk, which would cost most of a tap's time: a file that a power failure cuts short is not what
-    its header says, and is refused when it is read.
-    """
-    tensors: dict[str, Tensor] = {
-        name: torch.from_numpy(np.ascontiguousarray(a)).reshape(a.shape) for name, a in arrays.items()
-    }
+    """Keep a message -> the digest of its arrays. Raises OSError, and TypeError for arrays without a torch type. Not forced
+    onto the disk, which would cost most of a tap's time: a file that is cut short is refused when it is read."""
+    whole = {name: np.ascontiguousarray(array).reshape(array.shape) for name, array in arrays.items()}
+    tensors = {name: torch.from_numpy(array) for name, array in whole.items()}
     mark = digest_tensors(tensors)
     told = {**asdict(heading), "order": list(tensors), "digest": mark}
     data = safetensors.torch.save(tensors, {HEADING_KEY: json.dumps(told, allow_nan=False)})
@@ -112,7 +110,8 @@ def read_heading(path: Path) -> tuple[MessageHeading, str, dict[str, tuple[int, 
     except FileNotFoundError:
         raise DamagedRun(f"{path}: no such file") from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-        raise DamagedRun(f"{path}: no recorded message ({type(error).__name__}: {str(error)[:100]})") from None
+        said = " ".join(str(error).split())[:100]
+        raise DamagedRun(f"{path}: no recorded message ({type(error).__name__}: {said})") from None
 
 
 def read_message(path: Path, limit: int = LARGEST_TENSORS) -> State:
@@ -128,26 +127,18 @@ def read_message(path: Path, limit: int = LARGEST_TENSORS) -> State:
     return found
 
 
+HEADING = TypeAdapter(MessageHeading)
+
+
 def _parse_heading(told: Any) -> tuple[MessageHeading, str]:
-    if not isinstance(told, dict) or set(told) != {*(f.name for f in fields(MessageHeading)), "order", "digest"}:
+    names = [one.name for one in fields(MessageHeading)]
+    if not isinstance(told, dict) or set(told) != {*names, "order", "digest"}:
         raise ValueError("the heading has other parts than a recording of this version")
-    whole = {name: told[name] for name in ("round", "node", "run")}
-    if any(type(value) is not int for value in whole.values()) or whole["round"] < 0 or whole["node"] < SERVER_NODE:
-        raise ValueError(f"round, node and run {whole}: whole numbers are needed")
-    if told["part"] not in (BROADCAST, REPLY, FINAL) or not isinstance(told["kind"], str):
-        raise ValueError(f"part={told['part']!r}, kind={told['kind']!r}")
-    if (
-        not isinstance(told["metrics"], dict)
-        or not isinstance(told["claims"], list)
-        or not isinstance(told["digest"], str)
-    ):
-        raise ValueError("metrics, claims and digest: an object, a list and text are needed")
-    if told["partition"] is not None and type(told["partition"]) is not int:
-        raise ValueError(f"partition={told['partition']!r}")
-    if not all(isinstance(claim, dict) and isinstance(claim.get("settings", {}), dict) for claim in told["claims"]):
-        raise ValueError("claims: objects with settings are needed")
-    rest = {name: told[name] for name in ("kind", "part", "partition", "metrics")}
-    return MessageHeading(**whole, **rest, claims=tuple(told["claims"])), told["digest"]
+    heading = HEADING.validate_json(json.dumps({name: told[name] for name in names}), strict=True)
+    settings = [claim.get("settings", {}) for claim in heading.claims]
+    if not isinstance(told["digest"], str) or not all(isinstance(one, dict) for one in settings):
+        raise ValueError("digest: text, and claims: objects with settings are needed")
+    return heading, told["digest"]
 
 
 LOG = logging.getLogger("privdd")
@@ -188,17 +179,13 @@ class MessageRecorder:
     def write_head(self) -> None:
         """Write the head. A recording by a server is not whole before ``close_recording``."""
         ignore_all(self.folder)
-        write_json(
-            self.folder / HEAD_FILE, {**self.head, **({"state": RECORDING} if self.head["by"] == "server" else {})}
-        )
+        state = {"state": RECORDING} if self.head["by"] == "server" else {}
+        write_json(self.folder / HEAD_FILE, {**self.head, **state})
 
     def record_message(self, heading: MessageHeading, arrays: Mapping[str, np.ndarray]) -> None:
         """Write one message; a second one of the same place stands beside the first, except for the final model."""
-        path = (
-            free_path(self.folder / message_path(heading))
-            if heading.part != "final"
-            else self.folder / message_path(heading)
-        )
+        path = self.folder / message_path(heading)
+        path = path if heading.part == FINAL else free_path(path)
         self.kept[path.relative_to(self.folder).as_posix()] = write_message(path, heading, arrays)
 
     def close_recording(self, state: str) -> None:
@@ -230,16 +217,8 @@ class PendingMark:
 
 
 AUDIT_FILES = (
-    "ledger.json",
-    "findings.json",
-    "manifest.json",
-    "report.html",
-    "card.json",
-    "evidence/",
-    "figures/",
-    ".lock",
-    IGNORE,
-)
+    "ledger.json", "findings.json", "manifest.json", "report.html", "card.json", "evidence/", "figures/", ".lock", IGNORE,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -264,10 +243,6 @@ class Recording:
     head: Mapping[str, Any]
     messages: tuple[RecordedMessage, ...]
 
-    @property
-    def is_by_server(self) -> bool:
-        return self.head["by"] == "server"
-
     @cached_property
     def client_nodes(self) -> tuple[int, ...]:
         """The clients that replied."""
@@ -282,12 +257,8 @@ class Recording:
         for node in (asked.node, SERVER_NODE):
             for found in self.messages:
                 heading = found.heading
-                if (heading.part, heading.round, heading.kind, heading.node) == (
-                    BROADCAST,
-                    asked.round,
-                    asked.kind,
-                    node,
-                ):
+                place = heading.part, heading.round, heading.kind, heading.node
+                if place == (BROADCAST, asked.round, asked.kind, node):
                     return found
         raise DamagedRun(f"{self.folder}: what client {asked.node} was sent in round {asked.round} was not recorded")
 
@@ -297,9 +268,7 @@ class Recording:
         if DIFFERENCE_KEY not in reply.heading.metrics:
             return arrays
         before = self.broadcast_before(reply).read_arrays()
-        return {
-            name: before[name] + arrays[name].to(before[name]) if name in arrays else before[name] for name in before
-        }
+        return before | {name: before[name] + arrays[name].to(before[name]) for name in before if name in arrays}
 
     def final_message(self) -> RecordedMessage | None:
         """The last aggregate; of a client's recording None."""
@@ -309,44 +278,52 @@ class Recording:
 def read_recording(folder: Path) -> Recording:
     """One recorder's folder, checked as a whole. Raises DamagedRun, one line, for one that is not complete."""
     head = read_json(folder / HEAD_FILE)
-    if (
-        not isinstance(head, dict)
-        or head.get("schema") != RECORDING_SCHEMA
-        or head.get("by") not in ("server", "client")
-    ):
+    known = isinstance(head, dict) and head.get("schema") == RECORDING_SCHEMA
+    if not known or head.get("by") not in ("server", "client"):
         raise DamagedRun(f"{folder / HEAD_FILE}: no recording of schema {RECORDING_SCHEMA}")
-    names = [name for name in sorted(list_plain_files(folder)) if _is_recording_file(name)]
+    others = f"{CLIENTS_FOLDER}/", *AUDIT_FILES
+    names = [name for name in sorted(list_plain_files(folder)) if name != HEAD_FILE and not name.startswith(others)]
     _check_complete(folder, head, names)
     found = tuple(sorted(_read_messages(folder, head, names), key=_message_order))
     runs = {m.heading.run for m in found if m.heading.part != FINAL}
     if len(runs) > 1:
-        raise DamagedRun(
-            f"{folder}: messages of several runs ({', '.join(map(str, sorted(runs)))}); audit one at a time"
-        )
+        several = ", ".join(map(str, sorted(runs)))
+        raise DamagedRun(f"{folder}: messages of several runs ({several}); audit one at a time")
     if not any(m.heading.part == REPLY for m in found):
         raise DamagedRun(f"{folder}: no reply of a client was recorded")
     return Recording(folder, head, found)
 
 
 def read_recordings(folder: Path) -> list[Recording]:
-    """The server's recording first, where there is one, then each client's; what both saw has to agree.
-
-    Raises DamagedRun, one line, for a folder with a link in it, and where there is none.
-    """
+    """The server's recording first, if any, then each client's; what both saw has to agree. Raises DamagedRun, one line,
+    also for a link."""
     check_plain_folder(folder)
     folders = [folder] if (folder / HEAD_FILE).is_file() else []
     folders += sorted(path.parent for path in folder.glob(f"{CLIENTS_FOLDER}/*/{HEAD_FILE}"))
     if not folders:
         raise DamagedRun(f"{folder}: no recording (no {HEAD_FILE})")
     found = [read_recording(one) for one in folders]
-    if found[0].is_by_server:
+    if found[0].head["by"] == "server":
         for other in found[1:]:
             _check_agreement(found[0], other)
     return found
 
 
-def _is_recording_file(name: str) -> bool:
-    return name != HEAD_FILE and not name.startswith((f"{CLIENTS_FOLDER}/", *AUDIT_FILES))
+def all_client_nodes(recordings: Sequence[Recording]) -> list[int]:
+    return list(dict.fromkeys(node for recording in recordings for node in recording.client_nodes))
+
+
+def find_client(recordings: Sequence[Recording], number: int | None) -> tuple[Recording, int] | None:
+    """The recording of a client, the server's first, and its node; None where there is no such client. number: its node,
+    or its partition where its own tap told it; None: the only client."""
+    nodes = all_client_nodes(recordings)
+    headings = [message.heading for recording in recordings for message in recording.messages]
+    partitions = {heading.partition: heading.node for heading in headings if heading.partition is not None}
+    if number is None:
+        node = nodes[0] if len(nodes) == 1 else None
+    else:
+        node = number if number in nodes else partitions.get(number)
+    return next(((one, node) for one in recordings if node is not None and node in one.client_nodes), None)
 
 
 def _check_complete(folder: Path, head: Mapping[str, Any], names: Sequence[str]) -> None:
@@ -358,9 +335,8 @@ def _check_complete(folder: Path, head: Mapping[str, Any], names: Sequence[str])
     if any(name.startswith("pending-") for name in names):
         raise DamagedRun(f"{folder}: incomplete recording: a client's round began and its end was not recorded")
     if head["by"] == "server" and head.get("state") != COMPLETE:
-        raise DamagedRun(
-            f"{folder}: incomplete recording: the strategy's start() did not return (state {head.get('state')!r})"
-        )
+        state = f"the strategy's start() did not return (state {head.get('state')!r})"
+        raise DamagedRun(f"{folder}: incomplete recording: {state}")
 
 
 def _read_messages(folder: Path, head: Mapping[str, Any], names: Sequence[str]) -> Iterator[RecordedMessage]:
@@ -386,11 +362,8 @@ def _check_agreement(server: Recording, client: Recording) -> None:
     for sent in client.messages:
         if sent.heading.part != REPLY:
             continue
-        got = [
-            m.digest
-            for m in server.replies_of(sent.heading.node, sent.heading.kind)
-            if m.heading.round == sent.heading.round
-        ]
+        replies = server.replies_of(sent.heading.node, sent.heading.kind)
+        got = [m.digest for m in replies if m.heading.round == sent.heading.round]
         if got and sent.digest not in got:
             raise DamagedRun(
                 f"{client.folder}: client {sent.heading.node} recorded another reply to {sent.heading.kind} of round "
@@ -422,9 +395,8 @@ def _message_rows(message: RecordedMessage) -> Iterator[LedgerRow]:
         if heading.kind == "train" and message.shapes:
             yield _build_row(message, "update", Surface.UPDATE, heading.round, heading.node, claim)
         if heading.metrics:
-            yield _build_row(
-                message, f"metrics of {heading.kind}", Surface.STATISTICS, heading.round, heading.node, None
-            )
+            name = f"metrics of {heading.kind}"
+            yield _build_row(message, name, Surface.STATISTICS, heading.round, heading.node, None)
     elif heading.part == FINAL and claim is not None:
         yield _build_row(message, "global_model", Surface.GLOBAL_MODEL, 0, SERVER, claim)
 
@@ -439,10 +411,11 @@ def _build_row(
         "nonprivate_reason": BESIDE_REASON if message.heading.claims and beside else UNPROTECTED_REASON,
     }
     if claim is not None:
+        settings = ", ".join(f"{name}={value:g}" for name, value in _claimed_numbers(claim))
         told = {
             "event": dpa.GaussianDpEvent(_claimed_multiplier(message, claim)),
             "flags": {"unit:client": True, "relation:zero_out": True},
-            "why": f"claimed by {_describe_claim(claim)}, not checked here",
+            "why": f"claimed by {str(claim.get('component'))[:60]}({settings}), not checked here",
             "count": 1 if client != SERVER else max(message.heading.round, 1),
         }
     seen = ("server",) if client != SERVER else ("clients", "server")
@@ -455,11 +428,6 @@ def _claimed_multiplier(message: RecordedMessage, claim: Mapping[str, Any]) -> f
     if not is_number(value) or not 0 < value < 1e100:  # type: ignore[operator]
         raise DamagedRun(f"{message.path}: a claim with noise_multiplier={value!r}")
     return float(value)  # type: ignore[arg-type]
-
-
-def _describe_claim(claim: Mapping[str, Any]) -> str:
-    settings = ", ".join(f"{name}={value:g}" for name, value in _claimed_numbers(claim))
-    return f"{str(claim.get('component'))[:60]}({settings})"
 
 
 def _claimed_numbers(claim: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

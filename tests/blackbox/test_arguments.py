@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from privdd.auditing.method_contract import BrokenContract
-from privdd.blackbox.arguments import CHECK, check_request
 from privdd.blackbox.claim import CheckedClaim
 from privdd.blackbox.conditions import (
     check_declared_batches,
@@ -19,12 +18,10 @@ from privdd.blackbox.conditions import (
     check_nonfinite_inputs,
 )
 from privdd.blackbox.identification_games import find_noiseless_number
-from privdd.blackbox.inputs import InputShapes
-from privdd.blackbox.mechanism import BlackBox
-from privdd.blackbox.plugin_target import make_plugin
-from privdd.blackbox.screening import screen_pairs
-from privdd.blackbox.target import guess_kind, load_target, make_target
-from privdd.blackbox.transcripts import BoundLevel, CallBudget
+from privdd.blackbox.inputs import InputShapes, screen_pairs
+from privdd.blackbox.mechanism import BlackBox, BoundLevel, CallBudget
+from privdd.blackbox.runner import CHECK, check_request
+from privdd.blackbox.target import guess_kind, load_target, make_plugin, make_target
 from privdd.blackbox.verdict import KEEPS, Checked, SingleTestResult
 from privdd.check import main
 from privdd.core.validation import BadConfig
@@ -192,7 +189,7 @@ def test_a_method_that_breaks_its_contract_ends_in_status_2(monkeypatch: pytest.
     monkeypatch.setattr("privdd.blackbox.mechanism.run_in_child", lambda work, seconds: work(print))  # here, where it can be replaced
     attack = "attacks.membership.threshold:LossThreshold"
     assert main([f"attack={attack}"]) == 0 and capsys.readouterr().out == f"{attack}: keeps the contract of an attack\n"
-    monkeypatch.setattr("privdd.blackbox.plugin_target.make_plugin", lambda *given: None)
+    monkeypatch.setattr("privdd.blackbox.target.make_plugin", lambda *given: None)
     for check, status, said in ((broken, 2, ["one fault", "another", "breaks"]), (lambda method: None, 0, ["keeps"])):
         monkeypatch.setattr("privdd.auditing.method_contract.check_method", check)
         assert main([f"method={attack}"]) == status

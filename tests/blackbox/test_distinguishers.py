@@ -16,11 +16,9 @@ from privdd.blackbox.distinguishers import (
     learn_statistics,
 )
 from privdd.blackbox.identification_games import GameSetting, direction_games, play_direction_game
-from privdd.blackbox.inputs import InputShapes
-from privdd.blackbox.mechanism import BlackBox
+from privdd.blackbox.inputs import InputShapes, outcome_odds
+from privdd.blackbox.mechanism import BlackBox, BoundLevel, CallBudget, PairSample, Transcripts, draw_transcripts
 from privdd.blackbox.noise_laws import bound_shift, noise_law
-from privdd.blackbox.screening import outcome_odds
-from privdd.blackbox.transcripts import BoundLevel, CallBudget, PairSample, Transcripts, draw_transcripts
 
 # Rare names, shapes and flags beside continuous noise: ranked by their own odds, and no sound choice of keys is accused.
 

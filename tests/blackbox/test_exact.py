@@ -9,10 +9,9 @@ import pytest
 
 from attacks.epsilon import gaussian_epsilon
 from privdd.api import check
-from privdd.blackbox.exact import exact_shift_bound, has_law, lattice_step
 from privdd.blackbox.inputs import InputShapes
-from privdd.blackbox.noise_laws import composed_epsilon
-from privdd.blackbox.transcripts import BoundLevel, PairSample, Transcripts
+from privdd.blackbox.mechanism import BoundLevel, PairSample, Transcripts
+from privdd.blackbox.noise_laws import composed_epsilon, exact_shift_bound, has_law, lattice_step
 
 RNG = np.random.default_rng(31)
 LEVEL = 0.9999

@@ -7,17 +7,14 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from privdd.blackbox import examination, stages, transcripts
+from privdd.blackbox import examination, identification_games, mechanism, stages
 from privdd.blackbox.claim import CheckedClaim, gaussian_mu
 from privdd.blackbox.distinguishers import shift_directions
 from privdd.blackbox.examination import Examination, _best_by_size
 from privdd.blackbox.identification_games import GameSetting, direction_games
-from privdd.blackbox.input_search import accepted_inputs
-from privdd.blackbox.inputs import InputShapes, neighbouring_pairs
-from privdd.blackbox.mechanism import BlackBox
-from privdd.blackbox.screening import RankedPair, _best_pairs
+from privdd.blackbox.inputs import InputShapes, RankedPair, _best_pairs, accepted_inputs, neighbouring_pairs
+from privdd.blackbox.mechanism import BlackBox, BoundLevel, CallBudget, Transcripts
 from privdd.blackbox.stages import ExaminationState, IdentificationStages
-from privdd.blackbox.transcripts import BoundLevel, CallBudget, Transcripts
 from privdd.blackbox.verdict import ExaminationResult, SingleTestResult, conclude_check
 
 RNG = np.random.default_rng(11)
@@ -67,11 +64,10 @@ def test_no_more_bounds_are_made_than_share_the_error_probability(monkeypatch: p
 
     for name in ("bound_by_distinguishing", "tail_epsilon", "sampled_epsilon", "bound_shift"):
         counted(examination, name)
-    counted(stages, "play_direction_game", 2)
-    counted(stages, "bound_hidden_call")
-    counted(stages, "bound_long_series")
-    counted(stages, "bound_late_call")
-    monkeypatch.setattr(transcripts, "SHARES", 8)
+    counted(identification_games, "play_direction_game", 2)
+    counted(identification_games, "bound_hidden_call")
+    counted(identification_games, "bound_series")
+    monkeypatch.setattr(mechanism, "SHARES", 8)
     made = examined(clipped_sum, "records", calls=60_000)
     result = made.run()
     assert 6 <= len(used) <= made.shares.taken <= 8 and all(each == 1 - 0.01 / 8 for each in used)
@@ -82,14 +78,14 @@ def test_no_more_bounds_are_made_than_share_the_error_probability(monkeypatch: p
 
 def test_noise_that_stops_and_noise_of_uneven_size_are_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     called: list[str] = []
-    for name in ("_examine_hidden_call", "_examine_series", "examine_uneven_noise"):
-        monkeypatch.setattr(Examination, name, lambda self, game=None, name=name: called.append(name))
+    for name in ("_examine_hidden_call", "_play_series", "examine_uneven_noise"):
+        monkeypatch.setattr(Examination, name, lambda self, *_, name=name: called.append(name))
     for name in ("_search_neighbours", "_examine_conditions", "_search_worst_directions", "_search_larger_data", "_bound_pair"):
         monkeypatch.setattr(Examination, name, lambda *_: None)
     made = examined(clipped_sum, "records")
     made._nearest = made._foremost = made.ranked[0].pair
     made.run()
-    assert called == ["_examine_hidden_call", "_examine_series", "examine_uneven_noise"]
+    assert called == ["_examine_hidden_call", "_play_series", "_play_series", "examine_uneven_noise"]
 
 
 def test_a_fault_that_was_not_found_is_not_said_to_be_there() -> None:
@@ -118,10 +114,10 @@ def test_a_release_that_has_no_pieces_is_not_said_to_have_been_looked_at() -> No
 
 def test_a_share_for_each_bound() -> None:
     """The union bound over all of them is the confidence that is said."""
-    shares = transcripts.ErrorShares(0.99)
+    shares = mechanism.ErrorShares(0.99)
     assert shares.next_confidence(2) == shares.next_confidence() == 1 - 0.01 / 100 and shares.taken == 3
     shares.next_confidence(97)
-    with pytest.raises(transcripts.OutOfShares):
+    with pytest.raises(mechanism.OutOfShares):
         shares.next_confidence()
 
 
@@ -145,10 +141,10 @@ def test_a_pair_whose_outcomes_are_too_many_to_come_back_is_looked_at_beside_tho
     made = examined(clipped_sum, "records")
     many, *few = (RankedPair(made.ranked[0].pair, score, odds) for score, odds in ((0.6, 0.0), (0.4, 0.5), (0.2, 0.9)))
     made.ranked = [many, *few]
-    assert made._pairs_worth_refining()[0] is many and {id(one) for one in few} <= {id(one) for one in made._pairs_worth_refining()}
+    assert examination._rank_by_odds(made.ranked, 2)[0] is many and {id(one) for one in few} <= {id(one) for one in examination._rank_by_odds(made.ranked, 2)}
     assert many in _best_by_size(made.ranked)
     made.ranked = [few[0], many, few[1]]
-    assert many not in made._pairs_worth_refining() and many not in _best_by_size(made.ranked)
+    assert many not in examination._rank_by_odds(made.ranked, 2) and many not in _best_by_size(made.ranked)
 
 
 def test_a_record_alone_is_kept_and_looked_at_closely_however_little_it_shifts() -> None:
@@ -288,7 +284,8 @@ def test_no_call_is_judged_after_those_that_are_stated(series: int, made: bool) 
     examination = Examination(BlackBox(Fading, "records"), said, SMALL, CallBudget(60, 10**6), 0.99, lambda name: None)
     counted, examination.mechanism.make = [], lambda: counted.append(Fading()) or counted[-1]  # type: ignore[func-returns-value]
     game = next(direction_games("records", examination.tried))
-    examination._examine_series(game)
+    for late in (False, True):
+        examination._play_series("series", game, late)
     assert bool(examination.result.looks) == made
     longest = max((round(np.log(one.std / 10) / np.log(0.9)) for one in counted), default=0)
     assert longest == {1: 300, 20: 0, 100: 100}[series]

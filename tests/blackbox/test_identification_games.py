@@ -15,15 +15,14 @@ from privdd.blackbox.identification_games import (
     GameSetting,
     bound_from_pieces,
     bound_hidden_call,
-    bound_long_series,
+    bound_series,
     direction_games,
     pieces_along_record,
     play_direction_game,
     play_lookup_game,
 )
 from privdd.blackbox.inputs import InputShapes
-from privdd.blackbox.mechanism import BlackBox
-from privdd.blackbox.transcripts import BoundLevel, CallBudget
+from privdd.blackbox.mechanism import BlackBox, BoundLevel, CallBudget
 
 # Records that are named by what repeats in a release.
 
@@ -157,7 +156,7 @@ class Late:
 def test_noise_that_stops_after_a_while_is_seen_in_a_long_run(first: int, every: int, found: bool) -> None:
     kind = type("Kind", (Late,), {"first": first, "every": every, "seeds": count()})
     game = next(direction_games("update", SMALL))
-    bound = bound_long_series(setting(BlackBox(kind, "update"), np.random.default_rng(7)), game, 150)
+    bound = bound_series(setting(BlackBox(kind, "update"), np.random.default_rng(7)), game, 150, late=False)
     assert (bound > 4.0) == found
 
 
@@ -166,7 +165,7 @@ def test_a_long_run_says_no_more_than_its_share_of_each_call() -> None:
     plain = type("Plain", (Late,), {"every": 1, "seeds": count()})
     game = next(direction_games("update", SMALL))
     rng = np.random.default_rng(8)
-    bound = bound_long_series(setting(BlackBox(plain, "update"), rng, BoundLevel(1e-5, 0.99)), game, 50)
+    bound = bound_series(setting(BlackBox(plain, "update"), rng, BoundLevel(1e-5, 0.99)), game, 50, late=False)
     share = 0.01 ** (1 / RUNS) / 50
     assert bound == pytest.approx(math.log(share - 1e-5) + 4.0 + ROOM)
-    assert bound_long_series(setting(BlackBox(plain, "update"), rng, BoundLevel(share, 0.99)), game, 50) == 0.0
+    assert bound_series(setting(BlackBox(plain, "update"), rng, BoundLevel(share, 0.99)), game, 50, late=False) == 0.0

@@ -7,10 +7,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from privdd.blackbox.input_search import SIZE_SHARE, pairs_at_revealing_sizes
-from privdd.blackbox.inputs import InputShapes
-from privdd.blackbox.mechanism import BlackBox
-from privdd.blackbox.transcripts import CallBudget
+from privdd.blackbox.inputs import SIZE_SHARE, InputShapes, pairs_at_revealing_sizes
+from privdd.blackbox.mechanism import BlackBox, CallBudget
 
 RNG = np.random.default_rng()
 

@@ -11,12 +11,14 @@ from privdd.blackbox.inputs import (
     OUTWEIGHED,
     InputShapes,
     NeighbouringInputs,
+    RankedPair,
     enlarge_neighbours,
     neighbouring_pairs,
+    outcome_odds,
+    rank_by_odds,
     with_nonfinite_number,
 )
-from privdd.blackbox.screening import RankedPair, outcome_odds, rank_by_odds
-from privdd.blackbox.transcripts import Transcripts
+from privdd.blackbox.mechanism import Transcripts
 
 # Neighbours among more of the same others, and the order by odds.
 

@@ -9,8 +9,15 @@ import pytest
 
 from privdd import gate
 from privdd.blackbox.claim import CheckedClaim
-from privdd.blackbox.limits import judge_check, read_check
-from privdd.blackbox.verdict import SPENT, Checked, ExaminationResult, SingleTestResult, conclude_check
+from privdd.blackbox.verdict import (
+    SPENT,
+    Checked,
+    ExaminationResult,
+    SingleTestResult,
+    conclude_check,
+    judge_check,
+    read_check,
+)
 from privdd.reporting.policy import Policy, fails_build
 from privdd.runtime.files import DamagedRun
 

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from privdd.blackbox.mechanism import BlackBox, InputRefused
-from privdd.blackbox.transcripts import CallBudget, OutOfTime, draw_transcripts
+from privdd.blackbox.mechanism import BlackBox, CallBudget, InputRefused, OutOfTime, draw_transcripts
 
 
 @dataclass

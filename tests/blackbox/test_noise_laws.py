@@ -12,15 +12,14 @@ from scipy.special import log_ndtr, ndtr
 from scipy.stats import norm
 
 from privdd.blackbox.claim import CheckedClaim
-from privdd.blackbox.inputs import InputShapes, neighbouring_pairs
-from privdd.blackbox.mechanism import BlackBox
+from privdd.blackbox.inputs import InputShapes, is_quiet, neighbouring_pairs
+from privdd.blackbox.mechanism import BlackBox, BoundLevel, CallBudget, PairSample, Transcripts
 from privdd.blackbox.noise_laws import (
     NoiseFrame,
     _event_chance,
     bound_shift,
     epsilon_from_moments,
     fit_noise_frame,
-    is_quiet,
     is_spherical,
     law_of_calls,
     sampled_epsilon,
@@ -30,7 +29,6 @@ from privdd.blackbox.noise_laws import (
     two_point_law,
 )
 from privdd.blackbox.stages import NAME, UnevenNoiseStage
-from privdd.blackbox.transcripts import BoundLevel, CallBudget, PairSample, Transcripts
 from tests.conformance.parts import DELTA, poisson_epsilon, sigma
 
 # A sum of calls is nearly normal in its middle, whatever noise the calls have; its tails are those of the calls.

@@ -13,8 +13,7 @@ import torch
 from privdd.api import check
 from privdd.blackbox.inputs import InputShapes, NeighbouringInputs
 from privdd.blackbox.mechanism import BlackBox
-from privdd.blackbox.randomness import FrozenSources
-from privdd.blackbox.replays import replay_pair
+from privdd.blackbox.replays import FrozenSources, replay_pair
 
 RNG = np.random.default_rng(5)
 SMALL = InputShapes(structures=(((6,),),), tables=((4, 3),), crowds=(3,))

@@ -14,10 +14,9 @@ from scipy import stats
 from attacks.epsilon import gaussian_epsilon
 from privdd.blackbox import counterexample
 from privdd.blackbox.claim import CheckedClaim
-from privdd.blackbox.reproduction import describe_case, write_reproduction
 from privdd.blackbox.runner import check
 from privdd.blackbox.target import load_target, target_place
-from privdd.blackbox.verdict import ExaminationResult, conclude_check
+from privdd.blackbox.verdict import ExaminationResult, conclude_check, describe_case, write_reproduction
 
 MECHANISMS = """
 import numpy as np

@@ -13,12 +13,18 @@ import numpy as np
 import pytest
 
 from privdd.api import assert_private, check
-from privdd.blackbox import page
 from privdd.blackbox.claim import CheckedClaim, gaussian_mu
 from privdd.blackbox.inputs import InputShapes
 from privdd.blackbox.mechanism import ChildStopped, run_in_child
 from privdd.blackbox.runner import WALL, stage_count
-from privdd.blackbox.verdict import Checked, ExaminationResult, SingleTestResult, conclude_check
+from privdd.blackbox.verdict import (
+    TONES,
+    Checked,
+    ExaminationResult,
+    SingleTestResult,
+    conclude_check,
+    write_check_page,
+)
 from privdd.core.validation import BadConfig
 
 SMALL = InputShapes(structures=(((6,),),), tables=((4, 3),), crowds=(3,))
@@ -43,7 +49,7 @@ def test_a_mechanism_that_keeps_its_epsilon_is_not_refuted(tmp_path: Path) -> No
     assert not result.refuted and 0.85 < result.kappa < 1.25 and result.certified < 2.1
     assert result.calls <= 41_000
     stored = json.loads((tmp_path / "findings.json").read_text())
-    assert result.conditions or page.TONES[result.verdict] == "consistent"
+    assert result.conditions or TONES[result.verdict] == "consistent"
     assert Checked.from_json(stored) == result and "A search that finds nothing" in (tmp_path / "check.html").read_text()
 
 
@@ -51,7 +57,7 @@ def test_a_condition_stands_once_above_the_table_of_looks(tmp_path: Path) -> Non
     says = ("numbers must be finite", "arrays must have at least one dimension")
     found = ExaminationResult([SingleTestResult(name, "condition", name) for name in says])
     result = conclude_check("own:f", CheckedClaim(2.0, 1e-5), found, confidence=0.99, calls=30, seconds=1.0)
-    first, table = page.write_check_page(result, tmp_path).read_text().split('<section id="looks">')
+    first, table = write_check_page(result, tmp_path).read_text().split('<section id="looks">')
     assert [first.count(one) for one in says] == [1, 1] and all(one in table for one in says)
 
 

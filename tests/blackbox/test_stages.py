@@ -10,8 +10,8 @@ import pytest
 from scipy import stats
 
 from privdd.blackbox.claim import gaussian_mu
+from privdd.blackbox.mechanism import BoundLevel, Transcripts
 from privdd.blackbox.stages import TailResiduals, ends_early, noise_end_epsilon, tail_residuals
-from privdd.blackbox.transcripts import BoundLevel, Transcripts
 
 DELTA, NUMBERS = 1e-5, 20
 MU = gaussian_mu(2.0, DELTA)

@@ -13,12 +13,11 @@ from privdd.api import check
 from privdd.blackbox.claim import CheckedClaim
 from privdd.blackbox.conditions import check_declared_noise, check_failures
 from privdd.blackbox.distinguishers import learn_statistics
-from privdd.blackbox.identification_games import GameSetting, bound_late_call, direction_games
+from privdd.blackbox.identification_games import GameSetting, bound_series, direction_games
 from privdd.blackbox.inputs import InputShapes, neighbouring_pairs
-from privdd.blackbox.mechanism import BlackBox
+from privdd.blackbox.mechanism import BlackBox, BoundLevel, CallBudget, Transcripts
 from privdd.blackbox.noise_laws import law_of_calls
 from privdd.blackbox.stages import OTHER, is_law_confirmed
-from privdd.blackbox.transcripts import BoundLevel, CallBudget, Transcripts
 from privdd.blackbox.verdict import Checked
 from tests.conformance.parts import DELTA, sigma
 
@@ -177,7 +176,7 @@ def test_noise_that_comes_back_after_dozens_of_calls_shows(again: bool) -> None:
     box = BlackBox(lambda: Ring(again, next(seeds)), "update", fresh=True)
     game = next(iter(direction_games("update", InputShapes())))
     setting = GameSetting(box, CallBudget(60.0, 10**6), np.random.default_rng(7), 1.05, BoundLevel(DELTA, 0.999))
-    bound = bound_late_call(setting, game, 150)
+    bound = bound_series(setting, game, 150, late=True)
     assert bound is not None and (bound > 1.05) == again
 
 

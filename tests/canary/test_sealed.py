@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from privdd.canary.__main__ import main
-from privdd.canary.arguments import COMMANDS, parse_canary_arguments
+from privdd.canary.__main__ import COMMANDS, main, parse_canary_arguments
 from privdd.canary.sealed import read_sealed
 from privdd.runtime.files import DamagedRun
 from tests.canary.small import NET, issued

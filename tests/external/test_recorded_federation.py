@@ -12,8 +12,8 @@ import torch
 
 from privdd.cli import main as cli
 from privdd.external.recorded_federation import find_claimed_limit, run_recorded_audit
+from privdd.recording import find_recording_argument
 from privdd.recording.recording import MessageHeading, MessageRecorder, read_recording, read_recordings
-from privdd.recording.recording_folder import find_recording_argument
 from privdd.reporting.schema import load_findings
 from privdd.verification.run_folder import verify_run
 

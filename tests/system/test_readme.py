@@ -14,8 +14,8 @@ import pytest
 
 from privdd import gate, selftest, verify
 from privdd.api import audit
-from privdd.blackbox.arguments import CHECK
-from privdd.canary.arguments import parse_canary_arguments as read_canary
+from privdd.blackbox.runner import CHECK
+from privdd.canary.__main__ import parse_canary_arguments as read_canary
 from privdd.cli.compose import expand_arguments
 from privdd.cli.main import check_command
 from privdd.external.arguments import TARGET_PREFIX, parse_target_arguments
