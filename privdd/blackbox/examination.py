@@ -300,8 +300,8 @@ class Examination(ReplayStage, IdentificationStages, UnevenNoiseStage, NoiseTail
         more = best is None or moved.transcripts > best.transcripts
         if moved.exact and shift is not None and not self.unknown and more:
             norms = float(np.abs(shift).sum()), float(np.linalg.norm(shift))
-            seen = moved.transcripts, self.compared, pair.says
-            self.result.exact = ExactEpsilon(moved.law, moved.about, moved.epsilon, *norms, *seen)
+            seen = {"transcripts": moved.transcripts, "pairs": self.compared}
+            self.result.exact = ExactEpsilon(moved.law, moved.about, moved.epsilon, *norms, **seen, inputs=pair.says)
 
 
 def _merge_sides(before: Sides | None, new: Sides) -> Sides:
