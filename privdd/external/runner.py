@@ -22,7 +22,7 @@ from privdd.external.client_updates import (
 )
 from privdd.external.predictor import load_target_model
 from privdd.external.records import LabelledRecords, read_records, records_from_arrays
-from privdd.external.run_folder import ExternalAudit, StatedLimit, parse_stated_limit, write_audit_folder
+from privdd.external.run_folder import ExternalAudit, parse_stated_limit, write_audit_folder
 from privdd.external.shadow_models import SGD_NAME, NetworkRetraining, PlainSGD, TrainingFunction
 from privdd.external.synthetic_data import RECIPES, audit_synthetic_data, make_recipe
 from privdd.external.trained_model import ExternalAuditSettings, audit_trained_model
@@ -140,7 +140,13 @@ def _audit_target(typed: TargetArguments) -> ExternalAudit:
     model, notes = load_target_model(str(typed.get("target.model")), typed.args, weights)
     about |= {"notes": notes} if notes else {}
     if typed.get("target.updates"):
-        return _audit_updates(typed, model, train, heldout, stated, settings, about)
+        if not isinstance(model, nn.Module):
+            raise BadConfig("target.model: a torch module is needed to read updates")
+        updates = read_captured_updates(typed.file_path("updates"), model, typed.get("target.kind") or "update")
+        client, local = typed.get("target.client"), LocalTraining(**_sgd_settings(typed))
+        whose = min(one.client for one in updates.captures) if client is None else client
+        fit = typed.get("target.training")
+        return audit_client_updates(model, updates, whose, train, heldout, local, stated, settings, about, fit)
     return audit_trained_model(model, train, heldout, _training_function(typed, model), stated, settings, about)
 
 
@@ -165,25 +171,6 @@ def _generator_function(typed: TargetArguments) -> TrainingFunction | None:
     if typed.args:
         raise BadConfig(f"target.args.*: read of target.model and of the generators {', '.join(RECIPES)}")
     return name
-
-
-def _audit_updates(
-    typed: TargetArguments,
-    model: Any,
-    train: LabelledRecords,
-    heldout: LabelledRecords,
-    stated: StatedLimit,
-    settings: ExternalAuditSettings,
-    about: dict[str, Any],
-) -> ExternalAudit:
-    if not isinstance(model, nn.Module):
-        raise BadConfig("target.model: a torch module is needed to read updates")
-    updates = read_captured_updates(typed.file_path("updates"), model, typed.get("target.kind") or "update")
-    client = typed.get("target.client")
-    local = LocalTraining(**_sgd_settings(typed))
-    whose = min(one.client for one in updates.captures) if client is None else client
-    fit = typed.get("target.training")
-    return audit_client_updates(model, updates, whose, train, heldout, local, stated, settings, about, fit)
 
 
 def _sgd_settings(typed: TargetArguments) -> dict[str, Any]:

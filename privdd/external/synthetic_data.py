@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any, ClassVar, Literal
@@ -255,8 +255,8 @@ def audit_synthetic_data(
     budget = error_budget(settings.confidence, len(attacks) + len(missing), 0)
     judged = games.judge_attacks(view, attacks, missing, game, Keys(settings.seed), budget, SYNTHETIC_NOTE)
     apart = heldout.select_rows(game.repeats.outside)
-    judged += _judge_copies(view.surface, synthetic, train, apart, scale, pictures, keys)
-    judged += _judge_risks(view.surface, synthetic, train, apart, scale, keys)
+    judged += _judge_copies(view.surface, (synthetic, train, apart), scale, pictures, keys)
+    judged += _judge_risks(view.surface, (synthetic, train, apart), scale, keys)
     facts = games.target_facts("synthetic", train, heldout, game, judged)
     done = time.monotonic()
     notes = {"note": GLOBAL_DRAWS.replace("training function", "generator")} if drew else {}
@@ -336,15 +336,11 @@ def _synthetic_attacks(view: View, shadows: int, confidence: float) -> dict[str,
 
 
 def _judge_copies(
-    surface: Surface,
-    synthetic: LabelledRecords,
-    train: LabelledRecords,
-    heldout: LabelledRecords,
-    scale: Tensor,
-    pictures: bool,
-    keys: Keys,
+    surface: Surface, sets: Sequence[LabelledRecords], scale: Tensor, pictures: bool, keys: Keys
 ) -> list[games.JudgedAttack]:
-    made, own, other = (flatten_records(one.x, scale) for one in (synthetic, train, heldout))
+    """sets: synthetic, training and held-out records."""
+    synthetic, train, _ = sets
+    made, own, other = (flatten_records(one.x, scale) for one in sets)
     found = count_copies(made, own, other, keys.fold("copies").torch())
     measures: dict[str, Any] = {
         "identified": found.closer, "identified_chance": 0.5, "n": found.compared,
@@ -369,23 +365,14 @@ def _judge_copies(
 
 
 def _judge_risks(
-    surface: Surface,
-    synthetic: LabelledRecords,
-    train: LabelledRecords,
-    heldout: LabelledRecords,
-    scale: Tensor,
-    keys: Keys,
+    surface: Surface, sets: Sequence[LabelledRecords], scale: Tensor, keys: Keys
 ) -> list[games.JudgedAttack]:
-    """Judge the risks of tables; the class is a column like any other."""
-    if train.x.ndim != 2:
-        return games.findings_without_attack(
-            surface, tuple(TABLE_RISKS), NO_TABLE, SYNTHETIC_NOTE, Family.RECONSTRUCTION
-        )
-    sets = [torch.cat([flatten_records(s.x, scale), s.y[:, None].double()], 1) for s in (synthetic, train, heldout)]
-    return [
-        _judge_risk(surface, name, risk(sets[0], sets[1], sets[2], keys.fold(name).torch()))
-        for name, risk in TABLE_RISKS.items()
-    ]
+    """Judge the risks of tables; the class is a column like any other. sets: synthetic, training and held-out records."""
+    if any(one.x.ndim != 2 for one in sets):
+        return games.findings_without_attack(surface, [*TABLE_RISKS], NO_TABLE, SYNTHETIC_NOTE, Family.RECONSTRUCTION)
+    made, own, other = (torch.cat([flatten_records(one.x, scale), one.y[:, None].double()], 1) for one in sets)
+    found = {name: risk(made, own, other, keys.fold(name).torch()) for name, risk in TABLE_RISKS.items()}
+    return [_judge_risk(surface, name, risk) for name, risk in found.items()]
 
 
 def _judge_risk(surface: Surface, name: str, risk: TableRisk) -> games.JudgedAttack:
