@@ -149,7 +149,14 @@ def run_in_child(
     writer.close()
     try:
         while reader.poll(max(0.0, ends - time.monotonic())):
-            ((what, value),) = json.loads(reader.recv_bytes(LARGEST)).items()
+            try:
+                ((what, value),) = json.loads(reader.recv_bytes(LARGEST)).items()
+            except EOFError:
+                raise ChildStopped(
+                    "the mechanism ended its process (it exited, crashed or ran out of memory)"
+                ) from None
+            except OSError:
+                raise ChildStopped("the answer is too large, or was cut off") from None
             if what == "answer":
                 return value
             if what == "refused":
@@ -158,10 +165,6 @@ def run_in_child(
                 raise BadConfig(f"the check broke off: {value}")
             told(value)
         raise ChildStopped(f"the mechanism was stopped after {seconds:g} s without an answer")
-    except EOFError:
-        raise ChildStopped("the mechanism ended its process (it exited, crashed or ran out of memory)") from None
-    except OSError:
-        raise ChildStopped("the answer is too large") from None
     finally:
         reader.close()
         _stop_child(child)

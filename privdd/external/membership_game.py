@@ -252,16 +252,20 @@ def _judge_attack(
         finding = replace(finding, measures={k: v for k, v in finding.measures.items() if k not in BOUND_MEASURES})
         decisive = {}
     exposed = most_exposed_rows(scores[0], worlds.masks[0], row) if naming else []
-    if exposed:
-        decisive["most_exposed"] = exposed
-    diagnostics = {**finding.measures.get("diagnostics", {}), **decisive}
-    if diagnostics:
+    decisive |= {"most_exposed": exposed} if exposed else {}
+    if diagnostics := {**finding.measures.get("diagnostics", {}), **decisive}:
         finding = finding.with_measures(diagnostics=diagnostics)
     places = f"most exposed training records, by their place in the file from 0: {', '.join(map(str, exposed))}"
     shadows = f"{len(worlds.masks) - 1} shadow models" if len(worlds.masks) > 1 else ""
     notes = [note, FILES_DIFFER_NOTE * unlike, COPIES_TOGETHER_NOTE * (not game.repeats.single), places * bool(exposed)]
     finding = annotate_finding(finding, name, *notes, shadows).with_measures(seconds=time.monotonic() - began)
-    return JudgedAttack(finding, _evidence_tensors(scores[:1], target, row))
+    count = len(row)
+    kept = {
+        "scores": scores[0].double(), "members": target.masks.flatten().to(torch.uint8), "place": row,
+        "blind": target.blind.double().expand(1, count).flatten(), "record": torch.arange(count),
+        "world": torch.zeros(count, dtype=torch.long),
+    }  # fmt: skip
+    return JudgedAttack(finding, kept)
 
 
 def annotate_finding(finding: Finding, name: str, *notes: str) -> Finding:
@@ -275,18 +279,6 @@ def most_exposed_rows(scores: Tensor, member: Tensor, row: Tensor) -> list[int]:
     inside = torch.nonzero(member).flatten()
     order = scores[inside].argsort(descending=True, stable=True)[:MAX_EXPOSED]
     return row[inside[order]].tolist()
-
-
-def _evidence_tensors(scores: Tensor, target: Worlds, row: Tensor) -> dict[str, Tensor]:
-    count = scores.shape[1]
-    return {
-        "scores": scores.double().flatten(),
-        "members": target.masks.flatten().to(torch.uint8),
-        "blind": target.blind.double().expand(1, count).flatten(),
-        "record": torch.arange(count),
-        "world": torch.zeros(count, dtype=torch.long),
-        "place": row,
-    }
 
 
 def findings_without_attack(

@@ -259,8 +259,7 @@ def _takes_four_arguments(function: Any) -> bool:
     return True
 
 
-# For a network whose training script nobody wants to rewrite as a function. First values follow PyTorch's default laws
-# (uniform within 1 / sqrt(fan-in); norms start as the identity), drawn from the shadow model's own stream.
+# First values follow PyTorch's default laws (uniform within 1 / sqrt(fan-in); norms start as the identity).
 
 
 DRAWN_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
@@ -305,6 +304,6 @@ def copy_with_new_weights(model: nn.Module, generator: torch.Generator) -> nn.Mo
 
 
 def _fan_in(part: nn.Module) -> int:
-    """The fan-in as PyTorch counts it: the second dimension of the weight, also for transposed convolutions, times the kernel."""
+    """As PyTorch counts it: the second dimension of the weight, also for transposed convolutions, times the kernel."""
     weight: torch.Tensor = part.weight  # type: ignore[assignment]
     return weight.shape[1] * math.prod(weight.shape[2:])

@@ -35,7 +35,8 @@ def align_state(model: nn.Module, arrays: Mapping[str, Tensor]) -> dict[str, Ten
     found = dict(arrays)
     if set(found) != set(state):
         prefixes = {name[: -len(last)] for last in list(state)[:1] for name in found if name.endswith(last)}
-        found = next((cut for prefix in prefixes if set(cut := _remove_prefix(found, prefix)) >= set(state)), found)
+        cuts = [{n[len(prefix) :]: a for n, a in found.items() if n.startswith(prefix)} for prefix in prefixes]
+        found = next((cut for cut in cuts if set(cut) >= set(state)), found)
     if not set(found) >= set(state):
         if len(found) != len(state):
             raise BadConfig(f"model=: its state has {len(state)} tensors, the recorded message {len(found)}")
@@ -45,10 +46,6 @@ def align_state(model: nn.Module, arrays: Mapping[str, Tensor]) -> dict[str, Ten
             there = f"the recorded one {tuple(found[name].shape)}"
             raise BadConfig(f"model=: {name} has shape {tuple(value.shape)}, {there}")
     return {name: found[name] for name in state}
-
-
-def _remove_prefix(arrays: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): value for name, value in arrays.items() if name.startswith(prefix)}
 
 
 def load_parameters(model: nn.Module, arrays: Mapping[str, Tensor]) -> None:
