@@ -237,9 +237,8 @@ class IdentificationStages(ExaminationState):
     def _examine_hidden_call(self, game: games.DirectionGame) -> None:
         """One call among many of the same instance."""
         most = self._calls_per_instance(games.HIDDEN_CALLS)
-        count = self._affordable_count(
-            [game.without_record()] * most, SHARES[1], games.HIDDEN_GAMES, games.HIDDEN_CALLS
-        )
+        inputs = [game.without_record()] * most
+        count = self._affordable_count(inputs, SHARES[1], games.HIDDEN_GAMES, games.HIDDEN_CALLS)
         if count < games.HIDDEN_CALLS:  # as many transcripts as calls at least: the record comes in each place
             self._note_skipped("one call among many")
         else:
@@ -271,10 +270,9 @@ class IdentificationStages(ExaminationState):
                 inputs = "a record of a secret norm"
                 self._add_result("numbers without noise", found.epsilon, "finite_sample", says, inputs)
                 return
-            for game in (
-                [] if self.result.is_refuted else islice(games.direction_games(self.mechanism.kind, self.tried), 1)
-            ):
-                self._examine_lookup(game)
+            first = next(games.direction_games(self.mechanism.kind, self.tried), None)
+            if first is not None and not self.result.is_refuted:
+                self._examine_lookup(first)
 
     def _examine_lookup(self, game: games.DirectionGame) -> None:
         count = partial(self._affordable_count, [game.without_record()], 0.2, CANDIDATES)
@@ -313,11 +311,8 @@ class UnevenNoiseStage(ExaminationState):
     def _judge_pair(self, pair: NeighbouringInputs) -> None:
         few = self._draw_affordable(pair, NAME, FIRST, FEW, FEW)
         first = noise_laws.fit_noise_frame(*few[0], pair.axis) if few else None
-        if (
-            first is None
-            or not (noise := first.split_releases(few[0][1])).is_uneven
-            or not noise_laws.is_spherical(noise)
-        ):
+        noise = first.split_releases(few[0][1]) if first else None
+        if noise is None or not noise.is_uneven or not noise_laws.is_spherical(noise):
             return
         many = self._draw_affordable(pair, NAME, UNEVEN_SHARE, MANY, 2 * noise_laws.LEAST_SYMMETRIC_VALUES, thirds=True)
         seen = noise_laws.fit_noise_frame(*many[0], pair.axis) if many else None
