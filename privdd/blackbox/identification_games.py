@@ -113,12 +113,18 @@ def direction_games(kind: str, tried: InputShapes) -> Iterator[DirectionGame]:
         return
     for shapes in tried.structures[:3]:
         m, one = total_size(shapes), replace(tried, structures=(shapes,), crowds=tried.crowds[-1:])
-        k = 1 if kind == "update" else tried.crowds[-1]
-        make = partial(_crowd_data, k=k, shapes=shapes, nothing=tried.nothing)
-        if m > 1 and kind == "update":
-            yield DirectionGame(m, lambda s, make=make: make(s)[0][0], f"an update of {len(shapes)} array(s)", one)  # type: ignore[misc]
-        elif m > 1:
-            yield DirectionGame(m, make, f"one of {k} clients, weights {HEAVY} : {k - 1} x 100", one)
+        if kind == "update":
+            make, says = partial(_update_data, shapes=shapes), f"an update of {len(shapes)} array(s)"
+        else:
+            k = tried.crowds[-1]
+            make = partial(_crowd_data, k=k, shapes=shapes, nothing=tried.nothing)
+            says = f"one of {k} clients, weights {HEAVY} : {k - 1} x 100"
+        if m > 1:
+            yield DirectionGame(m, make, says, one)
+
+
+def _update_data(s: np.ndarray, shapes: tuple[tuple[int, ...], ...]) -> Data:
+    return split_vector(s * LARGE, shapes)
 
 
 def _table_data(s: np.ndarray, n: int, nothing: float) -> np.ndarray:
