@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from privdd.blackbox import randomness
+from privdd.blackbox import replays
 
 
 def _held_by(module: Any) -> list[Any]:
@@ -30,5 +30,5 @@ def search_own_generators(request: pytest.FixtureRequest, monkeypatch: pytest.Mo
     held = _held_by(request.module)
     listed = lambda: [*gc.get_objects(), *held]  # noqa: E731
     monkeypatch.setattr(
-        randomness, "gc", SimpleNamespace(get_freeze_count=lambda: 0, get_objects=listed, get_referents=gc.get_referents)
+        replays, "gc", SimpleNamespace(get_freeze_count=lambda: 0, get_objects=listed, get_referents=gc.get_referents)
     )
