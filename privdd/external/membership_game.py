@@ -21,7 +21,13 @@ import torch
 from scipy.stats import norm
 from torch import Tensor
 
-from attacks.membership.attack import blind_record_scores, is_separable, one_run_bound, require_worlds, unreadable_finding
+from attacks.membership.attack import (
+    blind_record_scores,
+    is_separable,
+    one_run_bound,
+    require_worlds,
+    unreadable_finding,
+)
 from attacks.membership.label_only import first_replay
 from attacks.membership.signals import logit_scaled, ridge_readout
 from attacks.types import Adversary, Attack, Evidence, Family, Finding, Knowledge, Surface, Truth, View, Worlds

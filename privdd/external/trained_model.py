@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from attacks.membership.attack import MembershipAttack, blind_record_scores, require_worlds
+from attacks.membership.attack import MembershipAttack, require_worlds
 from attacks.membership.base import Base
 from attacks.membership.label_only import NOISE_LEVELS, label_robustness
 from attacks.membership.lira import Lira
