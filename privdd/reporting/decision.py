@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -21,7 +21,7 @@ from privdd.reporting.finding_selection import (
     ranked_memberships,
     reads_transcripts,
 )
-from privdd.reporting.findings_tables import KIND, VISIBLE
+from privdd.reporting.findings_tables import VISIBLE, changed_records_text, ledger_rows
 from privdd.reporting.run_record import RunRecord, reproduction_recipe
 from privdd.reporting.schema import FindingRow, Findings, Privacy
 from privdd.reporting.summary import (
@@ -95,16 +95,17 @@ def sample_banner(findings: Findings) -> str:
 
 def parties_holding(line: SurfaceLine, ledger: Mapping[str, Any]) -> str:
     """The parties that hold the artifact, by the ledger's rows, else by its sender."""
-    releases = ledger.get("releases")
-    found: dict[str, None] = {}
-    for release in releases if isinstance(releases, list) else []:
-        if isinstance(release, dict) and release.get("surface") == line.row.surface:
-            seen = release.get("visible_to")
-            named = [str(one) for one in seen] if isinstance(seen, list) else []
-            found |= {VISIBLE[one]: None for one in named if one in VISIBLE and one != "analyst"}
+    found = _parties_seeing(row for row in ledger_rows(ledger) if row.get("surface") == line.row.surface)
     if VISIBLE["public"] in found:
         return VISIBLE["public"]  # which is everyone else too
-    return wording.join_names(list(found)) if found else line.seen_by
+    return join_names(found) if found else line.seen_by
+
+
+def _parties_seeing(rows: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Everyone, in words, to whom one of these rows of the ledger is visible; the analyst is no real party."""
+    shown = (row.get("visible_to") for row in rows)
+    names = (str(name) for seen in shown if isinstance(seen, list) for name in seen if name != "analyst")
+    return list(dict.fromkeys(VISIBLE.get(name, name) for name in names))
 
 
 def _decide_surface(line: SurfaceLine, findings: Findings, seen: str) -> Decision:
@@ -171,9 +172,8 @@ def _decision_title(kind: Kind, line: SurfaceLine, rows: list[FindingRow]) -> st
 
 
 def _sharing_conditions(line: SurfaceLine, privacy: Privacy, enough: bool) -> list[str]:
-    large = (
-        f"; that is above {format_number(LARGE_EPSILON)} and protects little" if line.accounted > LARGE_EPSILON else ""
-    )
+    large = f"; that is above {format_number(LARGE_EPSILON)} and protects little"
+    large = large if line.accounted > LARGE_EPSILON else ""
     limit = (
         f"an attacker's odds about one {privacy.unit} ({wording.relation_text(privacy)}) may change "
         f"{wording.odds_factor(line.accounted)}, except with probability {format_number(privacy.delta)}{large}"
@@ -194,10 +194,10 @@ def _certainty_text(kind: Kind, line: SurfaceLine, rows: list[FindingRow], leake
     if _is_untried(line, rows):
         return "not attacked"
     said = [] if enough else ["not sure: too small to decide"]
-    best = next((one for one in ranked_memberships(rows) if one.at is not None), None)
-    if kind != "undecided" and line.accounted and best is not None and best.at is not None:
-        missed = f"{format_share(best.at.ci[1])} of members at {one_in(best.fpr)} false alarms"
-        said.append(f"at 95 %, {wording.attack_title(best.row.attack)} may still name up to {missed}")
+    known = ((one, one.at) for one in ranked_memberships(rows) if one.at is not None)
+    if kind != "undecided" and line.accounted and (best := next(known, None)):
+        missed = f"{format_share(best[1].ci[1])} of members at {one_in(best[0].fpr)} false alarms"
+        said.append(f"at 95 %, {wording.attack_title(best[0].row.attack)} may still name up to {missed}")
     return "; ".join(said)
 
 
@@ -224,9 +224,11 @@ def _sample_text(rows: list[FindingRow]) -> str:
     """The largest sample of a membership attack in words; else of pictures; "" where nothing was counted."""
     members = [row for row in rows if row.family == "membership" and row.n]
     if members:
-        worlds = max((row.worlds or 0 for row in members if not reads_transcripts(row)), default=0)
+        worlds, drawn = (
+            max((row.worlds or 0 for row in members if reads_transcripts(row) is kind), default=0)
+            for kind in (False, True)
+        )
         replays = f", {worlds} replays" if worlds > 1 else ""
-        drawn = max((row.worlds or 0 for row in members if reads_transcripts(row)), default=0)
         transcripts = f", {drawn} transcripts of its noised sums, one of them the run's own" if drawn else ""
         return f"{max(row.n or 0 for row in members)} audited records{replays}{transcripts}"
     pictures = max((row.n or 0 for row in rows if row.psnr is not None), default=0)
@@ -238,6 +240,10 @@ def _sample_text(rows: list[FindingRow]) -> str:
 # what is to be known of an epsilon follows NIST SP 800-226 (2025). A map of findings, no legal judgement.
 NOTHING = "No attack beat guessing, which is no evidence that nothing leaks."
 UNTRIED = "Not tried in this run."
+FIGURES = (
+    "auc", "auc_ci", "tpr_at_fpr", "worst_records", "psnr", "pictures", "identified", "identified_chance", "label_accuracy", "kappa",
+    "epsilon_measured", "epsilon_stated", "diagnostics",
+)  # fmt: skip
 Pick = Callable[[FindingRow], bool]
 
 
@@ -253,9 +259,8 @@ class Answer:
 
 def answer_risks(findings: Findings) -> list[Answer]:
     """One answer for each of the three risks."""
-    named = tuple(("", sentence) for sentence in _identification_bounds(findings))
     return [
-        _answer_question(findings, "Singling out", "Can one record be picked out of all others?", _is_membership, ("tpr_at_fpr", "auc", "auc_ci", "worst_records"), named),
+        _answer_question(findings, "Singling out", "Can one record be picked out of all others?", _is_membership, ("tpr_at_fpr", "auc", "auc_ci", "worst_records"), _identification_bounds(findings)),
         _answer_question(findings, "Linkability", "Can a message be linked to a record that somebody already holds?", _links_records, ("identified", "identified_chance")),
         _answer_question(findings, "Inference", "Can something that was never sent be learned about a record or a client?", _infers_contents, ("psnr", "pictures", "label_accuracy")),
     ]  # fmt: skip
@@ -280,10 +285,11 @@ def guarantee_facts(findings: Findings, ledger: Mapping[str, Any]) -> list[tuple
     tests = dict.fromkeys(wording.attack_title(row.attack) for row in findings.findings if row.family == "guarantee")
     noise = wording.noise_source_text(privacy.noise) if privacy.noise else "no noise is recorded"
     stated = f"ε at most {format_number(privacy.epsilon.best)} at δ = {format_number(privacy.delta)}, over all rounds"
+    seeing = _parties_seeing(ledger_rows(ledger))
     return [
-        ("the limit", stated if privacy.epsilon.best != float("inf") else "none is proven: ε = ∞"),
+        ("the limit", "none is proven: ε = ∞" if math.isinf(privacy.epsilon.best) else stated),
         ("the unit of privacy", f"one {privacy.unit}; neighbours: {wording.relation_text(privacy)}"),
-        ("who sees what is sent (the trust model)", _parties_that_see(ledger)),
+        ("who sees what is sent (the trust model)", join_names(seeing) if seeing else "not recorded"),
         ("where the noise comes from", noise),
         ("whether the code does what the proof says", f"looked at by {join_names(list(tests))}" if tests else UNTRIED),
         ("what the limit does not cover", _uncovered_by_limit(findings)),
@@ -292,22 +298,19 @@ def guarantee_facts(findings: Findings, ledger: Mapping[str, Any]) -> list[tuple
 
 def security_controls(findings: Findings) -> list[tuple[str, str]]:
     """(control of OWASP AISVS 1.0, chapter C11.2 on membership inference, what this run shows of it)."""
-    privacy, best = (
-        findings.privacy,
-        finding_selection.strongest_membership(believable_findings(findings.findings, findings)),
-    )
+    privacy = findings.privacy
+    best = finding_selection.strongest_membership(believable_findings(findings.findings, findings))
     noised = f"ε at most {format_number(privacy.epsilon.best)} at δ = {format_number(privacy.delta)}, one {privacy.unit}, {privacy.relation}"
-    tried = (
-        "membership inference was not tried, or its sample was too small"
-        if best is None
-        else f"an attacker can {membership_phrase(best)}"
-    )
+    untried = "membership inference was not tried, or its sample was too small"
     return [
         (
             "v1.0-C11.2.4: differentially private training",
             "none: ε = ∞" if math.isinf(privacy.epsilon.best) else noised,
         ),
-        ("v1.0-C11.2.5: membership inference does not exceed guessing", tried),
+        (
+            "v1.0-C11.2.5: membership inference does not exceed guessing",
+            untried if best is None else f"an attacker can {membership_phrase(best)}",
+        ),
     ]
 
 
@@ -331,32 +334,18 @@ def _infers_contents(row: FindingRow) -> bool:
 
 
 def _answer_question(
-    findings: Findings,
-    term: str,
-    question: str,
-    pick: Pick,
-    kept: Sequence[str],
-    first: tuple[tuple[str, str], ...] = (),
+    findings: Findings, term: str, question: str, pick: Pick, kept: Sequence[str], first: Sequence[str] = ()
 ) -> Answer:
+    """kept: the figures of this question; no others are read, so that nothing is said twice."""
+    others = dict.fromkeys({*FIGURES} - {*kept})
     rows = [row for row in believable_findings(findings.findings, findings) if pick(row)]
-    found = [
-        *first,
-        *(("", doubt) for doubt in target_doubts(findings) if len(rows) < sum(map(pick, findings.findings))),
-    ]
+    doubts = target_doubts(findings) if len(rows) < sum(map(pick, findings.findings)) else []
+    found = [("", said) for said in (*first, *doubts)]
     for title, surface in {wording.surface_title(row): row.surface for row in findings.surfaces}.items():
-        mine = [_without_other_figures(row, kept) for row in rows if row.surface == surface]
+        mine = [row.model_copy(update=others) for row in rows if row.surface == surface]
         found += [(title, f"{said}.") for said in leak_sentences(mine)]
     nothing = NOTHING if rows else UNTRIED
     return Answer(term, question, _attacks_tried(findings.findings, pick), tuple(found) or (("", nothing),))
-
-
-def _without_other_figures(row: FindingRow, kept: Sequence[str]) -> FindingRow:
-    """The row with no figures but those of one question, so that nothing is said twice."""
-    figures = (
-        "auc", "auc_ci", "tpr_at_fpr", "worst_records", "psnr", "pictures", "identified", "identified_chance", "label_accuracy", "kappa",
-        "epsilon_measured", "epsilon_stated", "diagnostics",
-    )  # fmt: skip
-    return row.model_copy(update={name: None for name in figures if name not in kept})
 
 
 def _attacks_tried(rows: Sequence[FindingRow], pick: Pick, note: str = "") -> str:
@@ -378,14 +367,6 @@ def _identification_bounds(findings: Findings) -> list[str]:
     ]
 
 
-def _parties_that_see(ledger: Mapping[str, Any]) -> str:
-    """Everyone to whom a row of the ledger is visible; the analyst is no real party."""
-    releases = ledger.get("releases")
-    shown = [row.get("visible_to") for row in (releases if isinstance(releases, list) else []) if isinstance(row, dict)]
-    names = dict.fromkeys(str(name) for seen in shown if isinstance(seen, list) for name in seen if name != "analyst")
-    return join_names([VISIBLE.get(name, name) for name in names]) if names else "not recorded"
-
-
 SCHEMA = 1
 TARGET = {
     "model": "model", "synthetic": "synthetic set", "updates": "captured updates", "recording": "recorded federation",
@@ -402,7 +383,7 @@ def manifest_text(record: RunRecord, key: str, most: int = 100) -> str:
 def attacking_parties(record: RunRecord) -> str:
     """The parties that attacks played, in words."""
     played = dict.fromkeys(wording.ADVERSARY[row.adversary][0] for row in record.findings.findings)
-    return wording.join_names(list(played)) if played else "nobody"
+    return join_names(list(played)) if played else "nobody"
 
 
 def audit_signature(record: RunRecord) -> list[tuple[str, str]]:
@@ -414,12 +395,7 @@ def audit_signature(record: RunRecord) -> list[tuple[str, str]]:
         ("seed", str(run.seed)), ("attackers", attacking_parties(record)),
     ]  # fmt: skip
     if run.tail:  # rates and accuracy are not those of the client's data as they were
-        named.append(
-            (
-                "audited records changed",
-                wording.join_names([f"{n} {KIND.get(kind, kind)}" for kind, n in run.tail.items()]),
-            )
-        )
+        named.append(("audited records changed", changed_records_text(run)))
     if seen := manifest_text(record, "data_note", 400).partition("; networks see it ")[2]:
         named.append(("networks see images", seen))
     return [*named, ("noise", wording.noise_source_text(noise))] if noise else named
@@ -440,17 +416,13 @@ def _audited_sizes(findings: Findings) -> list[tuple[str, str]]:
 def decision_card(record: RunRecord) -> dict[str, Any]:
     """Schema 1 of ``decision_card.json`` (docs/reference/run-folder.md); infinity is "inf", what does not apply is null."""
     findings = record.findings
-    privacy, claim, said = (
-        findings.privacy,
-        finding_selection.boldest_claim(findings.privacy.claims),
-        verdict_headline(findings),
-    )
-    small = sample_banner(findings)
+    privacy, small = findings.privacy, sample_banner(findings)
+    claim = finding_selection.boldest_claim(privacy.claims)
     return {
         "schema": SCHEMA,
         "run": dict(audit_signature(record)) | {"command": reproduction_recipe(record).command},
         "verdict": findings.verdict,
-        "headline": said.title,
+        "headline": verdict_headline(findings).title,
         "large_enough": not small,
         "why_too_small": small or None,
         "simulation": wording.is_simulation_noise(privacy),
@@ -491,6 +463,4 @@ def _artifact_entry(one: Decision) -> dict[str, Any]:
 
 def encode_card(record: RunRecord) -> bytes:
     """The file as it is written."""
-    return (
-        json.dumps(to_plain_json(decision_card(record)), indent=1, ensure_ascii=True, allow_nan=False) + "\n"
-    ).encode()
+    return (json.dumps(to_plain_json(decision_card(record)), indent=1, allow_nan=False) + "\n").encode()

@@ -16,7 +16,7 @@ from privdd.reporting.finding_selection import (
     strongest_on_each_surface,
 )
 from privdd.reporting.run_record import RunRecord
-from privdd.reporting.schema import FindingRow, Findings, KindRates, Run, WorstRecord, WorstRecords
+from privdd.reporting.schema import FindingRow, Findings, KindRates, Run, WorstRecords
 from privdd.reporting.wording import NONE, format_decibel, format_number, format_share
 
 
@@ -51,33 +51,25 @@ class FindingsTable:
 def findings_by_question(findings: Iterable[FindingRow]) -> list[FindingsTable]:
     """Membership, pictures and labels, guarantee; a question without findings has no table."""
     rows = list(findings)
-    asked = (
+    asked: tuple[tuple[str, str, Iterable[str], Sequence[Column]], ...] = (
         ("t-membership", "Was this record used?", {"membership"}, MEMBERSHIP),
         ("t-pictures", "Can pictures and classes be rebuilt?", {*PICTURE_FAMILIES, "label"}, PICTURES),
         ("t-guarantee", "Does the stated limit hold?", {"guarantee"}, GUARANTEE),
     )
-    made = (
-        _question_table(name, question, columns, [r for r in rows if r.family in families])
-        for name, question, families, columns in asked
-    )
-    return [one for one in made if one.rows]
+    made = []
+    for name, question, families, columns in asked:
+        mine = [row for row in rows if row.family in families]
+        kept = tuple(column for column in columns if any(column.cell(row) != TableCell() for row in mine))
+        body = tuple((row, tuple(column.cell(row) for column in kept)) for row in mine)
+        made += [FindingsTable(name, question, kept, body)] if mine else []
+    return made
 
 
-def _question_table(name: str, question: str, columns: Sequence[Column], rows: Sequence[FindingRow]) -> FindingsTable:
-    cells = [[column.cell(row) for column in columns] for row in rows]
-    kept = [i for i in range(len(columns)) if any(line[i] != TableCell() for line in cells)]
-    body = tuple((row, tuple(line[i] for i in kept)) for row, line in zip(rows, cells, strict=True))
-    return FindingsTable(name, question, tuple(columns[i] for i in kept), body)
-
-
-def _tpr_column(key: str) -> Callable[[FindingRow], TableCell]:
-    def tpr_cell(row: FindingRow) -> TableCell:
-        at = (row.tpr_at_fpr or {}).get(key)
-        if at is None:
-            return TableCell()
-        return TableCell(format_share(at.tpr), _interval_text(at.ci)) if at.resolvable else TableCell("too few")
-
-    return tpr_cell
+def _tpr_cell(row: FindingRow, key: str) -> TableCell:
+    at = (row.tpr_at_fpr or {}).get(key)
+    if at is None:
+        return TableCell()
+    return TableCell(format_share(at.tpr), _interval_text(at.ci)) if at.resolvable else TableCell("too few")
 
 
 def _exposure_cell(row: FindingRow) -> TableCell:
@@ -95,21 +87,17 @@ def _epsilon_cell(row: FindingRow) -> TableCell:
 
 
 def _kappa_cell(row: FindingRow) -> TableCell:
-    return TableCell(
-        format_number(row.kappa), "" if row.kappa_allowed is None else f"limit {format_number(row.kappa_allowed)}"
-    )
+    limit = "" if row.kappa_allowed is None else f"limit {format_number(row.kappa_allowed)}"
+    return TableCell(format_number(row.kappa), limit)
 
 
 def _psnr_cell(row: FindingRow) -> TableCell:
-    blind = blind_guess_psnr(row)
-    if row.pictures is not None:
-        return TableCell(
-            format_decibel(row.pictures.median),
-            f"guess {format_decibel(row.pictures.guess)}; mean {format_number(row.psnr)}",
-        )
-    return TableCell(
-        format_number(row.psnr), "" if blind is None or row.psnr is None else f"mean; guess {format_number(blind)}"
-    )
+    blind, seen = blind_guess_psnr(row), row.pictures
+    if seen is not None:
+        guess = f"guess {format_decibel(seen.guess)}; mean {format_number(row.psnr)}"
+        return TableCell(format_decibel(seen.median), guess)
+    guess = "" if blind is None or row.psnr is None else f"mean; guess {format_number(blind)}"
+    return TableCell(format_number(row.psnr), guess)
 
 
 def _clear_pictures_cell(row: FindingRow) -> TableCell:
@@ -148,9 +136,9 @@ EPSILON = Column("ε", "at least", True, _epsilon_cell)
 MEMBERSHIP = (
     ATTACKER,
     Column("AUC", "50 % is guessing", True, lambda row: TableCell(format_share(row.auc), _interval_text(row.auc_ci))),
-    Column("TPR at 0.1 % FPR", "members found", True, _tpr_column("0.001")),
-    Column("TPR at 1 % FPR", "members found", True, _tpr_column("0.01")),
-    Column("TPR at 10 % FPR", "members found", True, _tpr_column("0.1")),
+    Column("TPR at 0.1 % FPR", "members found", True, lambda row: _tpr_cell(row, "0.001")),
+    Column("TPR at 1 % FPR", "members found", True, lambda row: _tpr_cell(row, "0.01")),
+    Column("TPR at 10 % FPR", "members found", True, lambda row: _tpr_cell(row, "0.1")),
     Column("Worst records", "at 0.1 % FPR", True, _exposure_cell),
     Column("Blind AUC", "control", True, lambda row: TableCell(format_share(row.blind_auc))),
     EPSILON,
@@ -223,14 +211,18 @@ def _number_text(value: Any) -> str:
     return format_number(float(value)) if isinstance(value, int | float) else str(value)
 
 
-def group_releases(ledger: Mapping[str, Any]) -> list[ReleaseGroup]:
-    """Releases by name, surface and mechanism, in the ledger's order; what is not a release is passed over."""
-    found: dict[tuple[str, ...], ReleaseGroup] = {}
+def ledger_rows(ledger: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The releases in ledger.json; what is no release is passed over."""
     releases = ledger.get("releases")
+    return [row for row in releases if isinstance(row, Mapping)] if isinstance(releases, list) else []
+
+
+def group_releases(ledger: Mapping[str, Any]) -> list[ReleaseGroup]:
+    """Releases by name, surface and mechanism, in the ledger's order."""
+    found: dict[tuple[str, ...], ReleaseGroup] = {}
     exposed: set[Any] = set()  # ids of releases that unprotected values went into
-    for release in releases if isinstance(releases, list) else []:
-        if isinstance(release, Mapping):
-            _add_release(found, release, exposed)
+    for release in ledger_rows(ledger):
+        _add_release(found, release, exposed)
     return list(found.values())
 
 
@@ -364,40 +356,38 @@ class ExposedSurface:
 def most_exposed_records(record: RunRecord) -> list[ExposedSurface]:
     """One for each surface whose strongest membership attack names its most exposed records, by its lower end."""
     rows = [row for row in record.findings.findings if row.worst_records and row.worst_records.records]
-    return [
-        _exposed_on_surface(record, row, row.worst_records)
-        for row in strongest_on_each_surface(rows)
-        if row.worst_records
-    ]
+    best = ((row, row.worst_records) for row in strongest_on_each_surface(rows))
+    return [_exposed_on_surface(record, row, worst) for row, worst in best if worst]
 
 
 def _exposed_on_surface(record: RunRecord, row: FindingRow, worst: WorstRecords) -> ExposedSurface:
-    held = record.evidence(row)
-    drawn = held.exposed is not None and len(held.exposed) == len(worst.records)
-    made = []
-    for place, one in enumerate(worst.records):
-        picture = png_uri(held.exposed[place]) if drawn and held.exposed is not None else ""
-        label = f", class {int(held.exposed_label[place])}" if drawn and held.exposed_label is not None else ""
-        made.append((one, _exposed_record(one, picture, label)))
-    order = sorted(made, key=lambda pair: (-pair[0].ci[0], pair[0].record))
-    together = f"{wording.format_share(worst.tpr)} ({wording.format_share(worst.ci[0])} to {wording.format_share(worst.ci[1])})"
-    return ExposedSurface(row, tuple(shown for _, shown in order), drawn, together)
-
-
-def _exposed_record(one: WorstRecord, picture: str, label: str) -> ExposedRecord:
-    between = f"{wording.format_share(one.ci[0])} to {wording.format_share(one.ci[1])}"
-    return ExposedRecord(picture, f"record {one.record}{label}", f"{one.hits} of {one.trials}", between)
-
-
-def hard_records_note(run: Run) -> str:
-    """The note that some audited records were made hard to fit; "" if none was."""
-    if not run.tail:
-        return ""
-    listed = wording.join_names([f"{count} {KIND.get(kind, kind)}" for kind, count in run.tail.items()])
-    return (
-        f"Of the audited client's own records, this audit changed some to be hard to fit: {listed}. Rates over all records "
-        "mix these with ordinary records; rates for each kind are below. The accuracy, too, is of a run with these records."
+    held, count = record.evidence(row), len(worst.records)
+    drawn = held.exposed is not None and len(held.exposed) == count
+    pictures = [png_uri(image) for image in held.exposed] if drawn and held.exposed is not None else [""] * count
+    labels = [""] * count
+    if drawn and held.exposed_label is not None:
+        labels = [f", class {int(label)}" for label in held.exposed_label]
+    made = sorted(zip(worst.records, pictures, labels), key=lambda one: (-one[0].ci[0], one[0].record))
+    shown = tuple(
+        ExposedRecord(picture, f"record {one.record}{label}", f"{one.hits} of {one.trials}", _interval_text(one.ci))
+        for one, picture, label in made
     )
+    return ExposedSurface(row, shown, drawn, f"{format_share(worst.tpr)} ({_interval_text(worst.ci)})")
+
+
+def changed_records_text(run: Run) -> str:
+    """How many audited records were made hard to fit, by kind."""
+    return wording.join_names([f"{count} {KIND.get(kind, kind)}" for kind, count in (run.tail or {}).items()])
+
+
+def hard_records_note(run: Run) -> list[str]:
+    """The note that some audited records were made hard to fit; none if none was."""
+    if not run.tail:
+        return []
+    return [
+        f"Of the audited client's own records, this audit changed some to be hard to fit: {changed_records_text(run)}. Rates over "
+        "all records mix these with ordinary records; rates for each kind are below. The accuracy, too, is of a run with these records."
+    ]
 
 
 def rates_by_kind(record: RunRecord) -> list[tuple[FindingRow, list[tuple[str, KindRates]]]]:

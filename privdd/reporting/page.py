@@ -299,7 +299,7 @@ def render_report(record: RunRecord, figures: list[Plot], albums: list[PictureAl
             marks=[
                 *wording.earlier_rules_note(findings),
                 *wording.noise_warnings(findings.privacy),
-                *filter(None, [hard_records_note(findings.run)]),
+                *hard_records_note(findings.run),
                 *summary.target_marks(findings),
             ],
             exposed=most_exposed_records(record),

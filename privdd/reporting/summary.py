@@ -9,12 +9,15 @@ from typing import Any
 
 from privdd.reporting import finding_selection, wording
 from privdd.reporting.finding_selection import (
+    FEATURE_ATTACKS,
     SENTENCE,
     UNSCORED,
     MembershipResult,
     diverged_run_text,
+    epsilon_bound,
     findings_on_surface,
     has_no_signal,
+    is_above_chance,
     refuted_source_surface,
     verdict_of_values,
 )
@@ -26,8 +29,8 @@ LARGE_EPSILON = 8.0  # above it a limit is no reassurance: odds about a record m
 
 def leak_sentences(rows: Sequence[FindingRow]) -> list[str]:
     """The most serious first; empty where nothing beat guessing."""
-    found = (_limit_sentences, _membership_leaks, _picture_leaks, _identification_leaks, _feature_leaks, _label_leaks)
-    return [phrase for tell in found for phrase in tell(rows)]
+    tell = (_limit_sentences, _membership_leaks, _picture_leaks, _identification_leaks, _feature_leaks, _label_leaks)
+    return [phrase for one in tell for phrase in one(rows)]
 
 
 def target_doubts(findings: Findings) -> list[str]:
@@ -45,9 +48,8 @@ def believable_findings(rows: Sequence[FindingRow], findings: Findings) -> Seque
 def is_certain(rows: Sequence[FindingRow]) -> bool:
     """Whether any of it has an interval above guessing, at 95 % for all rates of the run; the typical picture and features
     have none."""
-    return any(
-        tell(rows) for tell in (_limit_sentences, _membership_leaks, _identification_leaks, _label_leaks)
-    ) or any(map(finding_selection.has_clear_pictures, rows))
+    told = (_limit_sentences, _membership_leaks, _identification_leaks, _label_leaks)
+    return any(tell(rows) for tell in told) or any(map(finding_selection.has_clear_pictures, rows))
 
 
 def attacker_name(row: FindingRow) -> str:
@@ -56,45 +58,47 @@ def attacker_name(row: FindingRow) -> str:
     return name[0].upper() + name[1:]
 
 
-def _limit_sentences(rows: Iterable[FindingRow]) -> list[str]:
-    rows = list(rows)
+def _broken_limit(rows: Iterable[FindingRow]) -> FindingRow | None:
+    """The largest bound above its stated ε; a bound on a curve only where there is no other."""
+    sound = (r for r in rows if r.epsilon_stated is not None and r.epsilon_validity != "gaussian_only")
+    over = (r for r in sound if epsilon_bound(r) > (r.epsilon_stated or 0.0))
+    return max(over, key=lambda r: (r.epsilon_validity != "curve", epsilon_bound(r)), default=None)
+
+
+def _largest_move(rows: Iterable[FindingRow]) -> FindingRow | None:
+    """The finding whose kappa is furthest above what is allowed."""
+    over = (r for r in rows if r.kappa is not None and r.kappa > (r.kappa_allowed or math.inf) * 1.0001)
+    return max(over, key=lambda r: r.kappa or 0.0, default=None)
+
+
+def _refutations(rows: Iterable[FindingRow]) -> list[str]:
+    return [row.note or "" for row in rows if (row.diagnostics or {}).get("refuted")]
+
+
+def _limit_sentences(rows: Sequence[FindingRow]) -> list[str]:
     said = []
-    over = [
-        r
-        for r in rows
-        if r.epsilon_stated is not None
-        and r.epsilon_validity != "gaussian_only"
-        and finding_selection.epsilon_bound(r) > r.epsilon_stated
-    ]
-    if over:
-        worst = max(over, key=lambda r: (r.epsilon_validity != "curve", finding_selection.epsilon_bound(r)))
-        by = wording.attack_title(worst.attack)
-        proves = (
-            "refutes the stated curve: the true ε is above"
-            if worst.epsilon_validity == "curve"
-            else "proves that the true ε is at least"
-        )
+    if (worst := _broken_limit(rows)) is not None:
+        by, curve = wording.attack_title(worst.attack), worst.epsilon_validity == "curve"
+        proves = "refutes the stated curve: the true ε is above" if curve else "proves that the true ε is at least"
         said.append(
-            f"{by[0].upper()}{by[1:]} {proves} {format_number(finding_selection.epsilon_bound(worst))} "
+            f"{by[0].upper()}{by[1:]} {proves} {format_number(epsilon_bound(worst))} "
             f"({format_share(worst.confidence or 0.95)} confidence); {format_number(worst.epsilon_stated)} is stated"
         )
-    moved = [r for r in rows if r.kappa is not None and r.kappa > (r.kappa_allowed or math.inf) * 1.0001]
-    if moved:
-        worst = max(moved, key=lambda r: r.kappa or 0.0)
+    if (worst := _largest_move(rows)) is not None:
         said.append(
             f"One {worst._looks.unit} moves it {format_number(worst.kappa)} times as far as the proof allows for ({format_number(worst.kappa_allowed)})"
         )
-    return said + [row.note for row in rows if row.note and (row.diagnostics or {}).get("refuted")]
+    return said + [note for note in _refutations(rows) if note]
 
 
 def weak_noise_sentences(rows: Iterable[FindingRow]) -> list[str]:
     """Sentences on a large epsilon that a test of the noise itself showed, for artifacts with noise and no limit."""
     best = finding_selection.largest_bound_finding(r for r in rows if r.family == "guarantee")
-    if best is None or finding_selection.epsilon_bound(best) <= LARGE_EPSILON:
+    if best is None or epsilon_bound(best) <= LARGE_EPSILON:
         return []
     return [
         f"Its noise does not hide every {best._looks.unit}: for a crafted one, {wording.attack_title(best.attack)} proves that the true ε is "
-        f"at least {format_number(finding_selection.epsilon_bound(best))}"
+        f"at least {format_number(epsilon_bound(best))}"
     ]
 
 
@@ -116,18 +120,13 @@ def membership_phrase(best: MembershipResult, brief: bool = False) -> str:
         return f"find no more members than guessing does {rate}"
     if best.kind == "ranking":
         return coin
-    top = max(worst.records, key=lambda one: one.ci[0], default=None) if worst else None
-    single = (
-        f", one of them in {top.hits} of the {top.trials} replays that hold it"
-        if top and top.hits and not brief
-        else ""
-    )
+    single, tail = "", ""
+    if worst:
+        top = max(worst.records, key=lambda one: one.ci[0], default=None)
+        if top and top.hits and not brief:
+            single = f", one of them in {top.hits} of the {top.trials} replays that hold it"
+        tail = f"; of the most exposed {format_share(worst.share)} of records, {format_share(worst.tpr)}{single}"
     if best.counts and best.at is not None:
-        tail = (
-            f"; of the most exposed {format_share(worst.share)} of records, {format_share(worst.tpr)}{single}"
-            if worst
-            else ""
-        )
         return f"name {format_share(best.at.tpr)} of the training records {rate}{'' if brief else _interval_note(best.at.ci)}{tail}"
     if worst is None:
         return coin
@@ -142,11 +141,9 @@ def _interval_note(interval: tuple[float, float]) -> str:
 
 def _picture_leaks(rows: Iterable[FindingRow]) -> list[str]:
     best = finding_selection.strongest_reconstruction(rows)
-    return (
-        [f"{attacker_name(best)} can {picture_phrase(best)}"]
-        if best is not None and finding_selection.rebuilds_records(best)
-        else []
-    )
+    if best is None or not finding_selection.rebuilds_records(best):
+        return []
+    return [f"{attacker_name(best)} can {picture_phrase(best)}"]
 
 
 def picture_phrase(row: FindingRow, brief: bool = False) -> str:
@@ -163,24 +160,19 @@ def picture_phrase(row: FindingRow, brief: bool = False) -> str:
         return f"rebuild {'pictures' if closer else 'no picture clearly closer than a blind guess'}: {typical}"
     best = f"the best at {format_decibel(seen.best)} where the closest guess reaches {format_decibel(seen.best_guess)}"
     single = f"rebuild {seen.clear} of {seen.n} pictures clearly closer than every guess, {best}"
+    every = "" if brief else f"; all: {typical}"
     if finding_selection.has_clear_pictures(row):
-        return single if brief else f"{single}; all: {typical}"
+        return f"{single}{every}"
     if closer:
-        return (
-            f"rebuild pictures: {typical}{'' if brief else f'; {seen.clear} of them clearly closer than every guess'}"
-        )
-    return f"{single}, too few to tell from chance{'' if brief else f'; all: {typical}'}"
+        clear = "" if brief else f"; {seen.clear} of them clearly closer than every guess"
+        return f"rebuild pictures: {typical}{clear}"
+    return f"{single}, too few to tell from chance{every}"
 
 
 def _identification_leaks(rows: Iterable[FindingRow]) -> list[str]:
-    known = [(r, r.identified, r.identified_chance) for r in rows]
-    over = [
-        (r, hit, chance)
-        for r, hit, chance in known
-        if hit is not None
-        and chance is not None
-        and finding_selection.is_above_chance(hit, chance, r.n, r._looks.count)
-    ]
+    rates = ((r, r.identified, r.identified_chance) for r in rows)
+    known = ((r, hit, chance) for r, hit, chance in rates if hit is not None and chance is not None)
+    over = [(r, hit, chance) for r, hit, chance in known if is_above_chance(hit, chance, r.n, r._looks.count)]
     if not over:
         return []
     row, hit, chance = max(over, key=lambda one: one[1] - one[2])
@@ -191,19 +183,24 @@ def _identification_leaks(rows: Iterable[FindingRow]) -> list[str]:
 
 def _feature_leaks(rows: Iterable[FindingRow]) -> list[str]:
     return [
-        f"{attacker_name(r)}, knowing one record, can take the noise off others' features: {format_number(r.psnr)} dB instead of {format_number(seen)} dB"
+        f"{attacker_name(r)}, knowing one record, can take the noise off others' features: {format_number(r.psnr)} dB instead of {format_number(_released_psnr(r))} dB"
         for r in rows
-        if r.attack in finding_selection.FEATURE_ATTACKS
-        and (r.psnr or 0.0) > (seen := (r.baselines or {}).get("psnr_as_released", 0.0)) + 1
+        if _removes_noise(r)
     ]
+
+
+def _released_psnr(row: FindingRow) -> float:
+    """The PSNR in dB of shared features as they were released."""
+    return (row.baselines or {}).get("psnr_as_released", 0.0)
+
+
+def _removes_noise(row: FindingRow) -> bool:
+    return row.attack in FEATURE_ATTACKS and (row.psnr or 0.0) > _released_psnr(row) + 1
 
 
 def _label_leaks(rows: Iterable[FindingRow]) -> list[str]:
-    over = [
-        one
-        for one in label_rates(rows)
-        if finding_selection.is_above_chance(one[1], one[2], one[0].n, one[0]._looks.count)
-    ]
+    rates = label_rates(rows)
+    over = [(r, rate, chance) for r, rate, chance in rates if is_above_chance(rate, chance, r.n, r._looks.count)]
     if not over:
         return []
     row, rate, chance = max(over, key=lambda one: one[1])
@@ -273,17 +270,15 @@ def _stated_epsilon(rows: list[FindingRow]) -> float | None:
 
     Guarantee tests hold each mechanism behind a surface to its own part of the epsilon.
     """
-    broken = [r for r in rows if r.epsilon_stated is not None and finding_selection.epsilon_bound(r) > r.epsilon_stated]
+    broken = [r for r in rows if r.epsilon_stated is not None and epsilon_bound(r) > r.epsilon_stated]
     whole = [r for r in rows if r.family != "guarantee"]
     chosen = broken or whole or rows
     return min((r.epsilon_stated for r in chosen if r.epsilon_stated is not None), default=None)
 
 
 def _worst_phrases(rows: Sequence[FindingRow]) -> list[str]:
-    phrases = [r.note or "" for r in rows if (r.diagnostics or {}).get("refuted")]
-    broken = [r for r in rows if r.kappa is not None and r.kappa > (r.kappa_allowed or math.inf) * 1.0001]
-    if broken:
-        worst = max(broken, key=lambda r: r.kappa or 0.0)
+    phrases = _refutations(rows)
+    if (worst := _largest_move(rows)) is not None:
         phrases.append(
             f"one {worst._looks.unit} moves it {format_number(worst.kappa)} times as far as assumed (limit {format_number(worst.kappa_allowed)})"
         )
@@ -292,32 +287,28 @@ def _worst_phrases(rows: Sequence[FindingRow]) -> list[str]:
         phrases.append(f"{wording.attack_title(member.row.attack)} can {membership_phrase(member, brief=True)}")
     if best:
         phrases.append(f"{wording.attack_title(best.attack)} can {picture_phrase(best, brief=True)}")
-    phrases += [
-        _feature_phrase(r) for r in rows if r.attack in finding_selection.FEATURE_ATTACKS and r.psnr is not None
-    ]
+    phrases += [_feature_phrase(r) for r in rows if r.attack in FEATURE_ATTACKS and r.psnr is not None]
     phrases += [UNSCORED] if has_no_signal(rows) else []
-    read = max(label_rates(rows), key=lambda one: one[1], default=None)
-    if read:
-        phrases.append(
-            f"reads {format_share(read[1])} of labels" + (f" (guessing {format_share(read[2])})" if read[2] else "")
-        )
+    if read := max(label_rates(rows), key=lambda one: one[1], default=None):
+        guess = f" (guessing {format_share(read[2])})" if read[2] else ""
+        phrases.append(f"reads {format_share(read[1])} of labels{guess}")
     return phrases
 
 
 def _crafted_record_note(rows: list[FindingRow]) -> list[str]:
     """The note that the shown ε holds for a record crafted for the test, and not for the audited records."""
     best = finding_selection.largest_bound_finding(rows)
-    if best is None or best.family != "guarantee" or not finding_selection.epsilon_bound(best):
+    if best is None or best.family != "guarantee" or not epsilon_bound(best):
         return []
-    low = format_number(finding_selection.epsilon_bound(best))
+    low = format_number(epsilon_bound(best))
     return [f"ε ≥ {low} is of a {best._looks.unit} crafted for {wording.attack_title(best.attack)}"]
 
 
 def _feature_phrase(row: FindingRow) -> str:
-    seen = (row.baselines or {}).get("psnr_as_released", 0.0)
-    if (row.psnr or 0.0) <= seen + 1:
-        return f"{wording.attack_title(row.attack)}: removes no noise from the features"
-    return f"{wording.attack_title(row.attack)}: recovers the features at {format_number(row.psnr)} dB ({format_number(seen)} dB as released)"
+    name = wording.attack_title(row.attack)
+    if not _removes_noise(row):
+        return f"{name}: removes no noise from the features"
+    return f"{name}: recovers the features at {format_number(row.psnr)} dB ({format_number(_released_psnr(row))} dB as released)"
 
 
 def verdict_headline(findings: Findings) -> Headline:
@@ -362,72 +353,49 @@ def _unprotected_headline(findings: Findings) -> tuple[str, str]:
     what = f"The {wording.join_names(bare)}" if bare else "What was sent"
     verb = "carry" if len(bare) != 1 or bare[0].endswith("s") else "carries"
     title = f"No proven limit on what {findings.run.algo} reveals about a {findings.privacy.unit}."
+    why = f", so the run as a whole has ε = {format_number(findings.privacy.epsilon.best)}"
     if findings.target is not None:
-        return title, f"{what} {verb} no proven limit: nothing shows how it was protected, so ε is infinite."
-    return (
-        title,
-        f"{what} {verb} no proven limit, so the run as a whole has ε = {format_number(findings.privacy.epsilon.best)}.",
-    )
+        why = ": nothing shows how it was protected, so ε is infinite"
+    return title, f"{what} {verb} no proven limit{why}."
 
 
 def _untested_headline(findings: Findings) -> tuple[str, str]:
     parts = "; ".join(dict.fromkeys(p for row in findings.surfaces if row.verdict == "untested" for p in row.untested))
-    stated = (
-        f"ε = {format_number(findings.privacy.epsilon.best)} is stated, but part of what it rests on was not tested"
-    )
+    epsilon = format_number(findings.privacy.epsilon.best)
+    stated = f"ε = {epsilon} is stated, but part of what it rests on was not tested"
     return "The stated limit was not tested in every part.", f"{stated}. Not looked at: {parts}."
 
 
 def _consistent_headline(findings: Findings) -> tuple[str, str]:
-    privacy = findings.privacy
-    low = finding_selection.measured_epsilon(findings.findings)
-    tail = (
-        f"the strongest attack showed ε of at least {format_number(low)}"
-        if low is not None
-        else "no attack measured an ε"
+    privacy, low = findings.privacy, finding_selection.measured_epsilon(findings.findings)
+    epsilon = format_number(privacy.epsilon.best)
+    title = "No attack tried here contradicted the stated limit."
+    title += " This is a simulation." if wording.is_simulation_noise(privacy) else ""
+    if privacy.epsilon.best > LARGE_EPSILON:
+        title = f"The stated limit was not contradicted, but ε = {epsilon} is too large to protect anyone."
+    shown = f"the strongest attack showed ε of at least {format_number(low)}"
+    return title, (
+        f"Everything sent is covered by ε = {epsilon} at δ = {format_number(privacy.delta)}; "
+        f"{'no attack measured an ε' if low is None else shown}. "
+        f"Surviving attacks is not proof; the ε = {epsilon} limit comes from the accounting."
     )
-    return (
-        _limit_held_sentence(privacy.epsilon.best, wording.is_simulation_noise(privacy)),
-        f"Everything sent is covered by ε = {format_number(privacy.epsilon.best)} at δ = {format_number(privacy.delta)}; {tail}. "
-        f"Surviving attacks is not proof; the ε = {format_number(privacy.epsilon.best)} limit comes from the accounting.",
-    )
-
-
-def _limit_held_sentence(epsilon: float, simulated: bool) -> str:
-    if epsilon > LARGE_EPSILON:
-        return (
-            f"The stated limit was not contradicted, but ε = {format_number(epsilon)} is too large to protect anyone."
-        )
-    return "No attack tried here contradicted the stated limit." + (" This is a simulation." if simulated else "")
 
 
 def _contradiction_headline(findings: Findings) -> tuple[str, str]:
     broken = wording.join_names(_surface_titles(findings, "contradiction") or ["release"])
-    title = (
-        "The privacy limit stated for it does not hold."
-        if findings.target is not None
-        else "The privacy limit stated for this method does not hold in this run."
-    )
+    title = "The privacy limit stated for this method does not hold in this run."
+    if findings.target is not None:
+        title = "The privacy limit stated for it does not hold."
     surfaces = {row.surface for row in findings.surfaces if row.verdict == "contradiction"}
     rows = [r for r in findings.findings if r.surface in surfaces]
-    over = [r for r in rows if r.epsilon_measured is not None and r.epsilon_stated is not None]
-    over = [
-        r
-        for r in over
-        if finding_selection.epsilon_bound(r) > (r.epsilon_stated or 0) and r.epsilon_validity != "gaussian_only"
-    ]
-    if over:
-        worst = max(over, key=lambda r: (r.epsilon_validity != "curve", finding_selection.epsilon_bound(r)))
-        by, curve = wording.attack_title(worst.attack), worst.epsilon_validity == "curve"
+    if (worst := _broken_limit(rows)) is not None:
+        proves = "proves that the true ε is at least"
+        if worst.epsilon_validity == "curve":
+            proves = "refutes the curve behind it: it has to be that of an ε above"
         if worst.epsilon_stated in [claim.number for claim in findings.privacy.claims] and findings.target is None:
             title = "The paper's claim is contradicted."
-        proves = (
-            "refutes the curve behind it: it has to be that of an ε above"
-            if curve
-            else "proves that the true ε is at least"
-        )
         return title, (
-            f"On the {broken}, {by} {proves} {format_number(finding_selection.epsilon_bound(worst))} "
+            f"On the {broken}, {wording.attack_title(worst.attack)} {proves} {format_number(epsilon_bound(worst))} "
             f"({format_share(worst.confidence or 0.95)} confidence); ε ≤ {format_number(worst.epsilon_stated)} is stated."
         )
     phrases = _worst_phrases([r for r in rows if r.kappa is not None or r.attack.startswith("t0_")])
@@ -435,19 +403,16 @@ def _contradiction_headline(findings: Findings) -> tuple[str, str]:
 
 
 def _claim_sentence(findings: Findings) -> str:
-    claim, best = (
-        finding_selection.boldest_claim(findings.privacy.claims),
-        finding_selection.largest_bound_finding(findings.findings),
-    )
+    claim = finding_selection.boldest_claim(findings.privacy.claims)
+    best, delta = finding_selection.largest_bound_finding(findings.findings), findings.privacy.delta
     if findings.verdict == "contradiction" or claim is None or best is None:
         return ""
-    if not finding_selection.exceeds_claim(claim, finding_selection.epsilon_bound(best), findings.privacy.delta):
+    if not finding_selection.exceeds_claim(claim, epsilon_bound(best), delta):
         return ""
-    where = wording.surface_title(best).lower()
     return (
-        f"The claim of ε = {format_number(claim.number)} at δ = {format_number(claim.delta or findings.privacy.delta)} "
-        f"({claim.source}) is less than the ε of at least {format_number(finding_selection.epsilon_bound(best))} "
-        f"at δ = {format_number(findings.privacy.delta)} that {wording.attack_title(best.attack)} showed on the {where}."
+        f"The claim of ε = {format_number(claim.number)} at δ = {format_number(claim.delta or delta)} "
+        f"({claim.source}) is less than the ε of at least {format_number(epsilon_bound(best))} "
+        f"at δ = {format_number(delta)} that {wording.attack_title(best.attack)} showed on the {wording.surface_title(best).lower()}."
     )
 
 
@@ -456,11 +421,8 @@ def _membership_sentence(findings: Findings) -> str:
     if target_doubts(findings):
         return "These files do not show whether members can be told from others."
     if worst is None:
-        return (
-            SENTENCE
-            if has_no_signal(findings.findings)
-            else "No membership attack had a sample large enough to resolve a low false-alarm rate."
-        )
+        small = "No membership attack had a sample large enough to resolve a low false-alarm rate."
+        return SENTENCE if has_no_signal(findings.findings) else small
     where = wording.surface_title(worst.row).lower()
     where = f"noised sums behind the {where}" if worst.row.adversary == "analyst" else where
     if not worst.beats_guessing:
@@ -471,17 +433,13 @@ def _membership_sentence(findings: Findings) -> str:
 
 
 def _feature_sentence(findings: Findings) -> str:
-    best = max(
-        (r for r in findings.findings if r.attack in finding_selection.FEATURE_ATTACKS),
-        key=lambda r: r.psnr or 0.0,
-        default=None,
-    )
-    seen = (best.baselines or {}).get("psnr_as_released", 0.0) if best else 0.0
-    if best is None or (best.psnr or 0.0) <= seen + 1:
+    rows = (r for r in findings.findings if r.attack in FEATURE_ATTACKS)
+    best = max(rows, key=lambda r: r.psnr or 0.0, default=None)
+    if best is None or not _removes_noise(best):
         return ""
     return (
         f"The noise is shared: who knows one record of a batch recovers the others' features at {format_number(best.psnr)} dB "
-        f"({format_number(seen)} dB as released)."
+        f"({format_number(_released_psnr(best))} dB as released)."
     )
 
 
