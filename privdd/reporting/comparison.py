@@ -18,11 +18,11 @@ from privdd.reporting.finding_selection import beats_guessing
 from privdd.reporting.frontier import PUBLISHED, Setting, frontier_places, group_runs
 from privdd.reporting.page import PictureAlbum, Plot
 from privdd.reporting.run_record import RunRecord, read_run_config, read_run_record
-from privdd.reporting.schema import EpsilonPair, Findings, FindingsError, Privacy, Run, Seconds, TprAt, Utility
+from privdd.reporting.schema import GRAVITY, EpsilonPair, Findings, Privacy, Run, Seconds, TprAt, Utility
 from privdd.reporting.summary import is_weak_limit
 from privdd.reporting.terminal import console_for
 from privdd.reporting.wording import format_number, format_share
-from privdd.runtime.files import read_json, write_bytes
+from privdd.runtime.files import DamagedRun, read_json, write_bytes
 
 CURVES = 8  # one per colour
 
@@ -30,7 +30,7 @@ CURVES = 8  # one per colour
 def comparison_headline(made: Sequence[Setting]) -> str:
     """The verdicts counted in words."""
     counts = Counter(setting.verdict for setting in made)
-    parts = [f"{counts[kind]} {wording.VERDICT[kind].lower()}" for kind in wording.GRAVITY if counts[kind]]
+    parts = [f"{counts[kind]} {wording.VERDICT[kind].lower()}" for kind in GRAVITY if counts[kind]]
     return f"{len(made)} setting{'s' if len(made) > 1 else ''} compared: {', '.join(parts)}."
 
 
@@ -149,12 +149,12 @@ def write_comparison(
 ) -> Path:
     """``out/comparison.html``, figures/, and frontier, leaks, findings as CSV and LaTeX; returns the page's path.
 
-    read: how folders are opened; say: told the page's headline and sentences. Raises FindingsError or DamagedRun (one line) on a
+    read: how folders are opened; say: told the page's headline and sentences. Raises DamagedRun (one line) on a
     folder that is no finished, undamaged run.
     """
     unique = {Path(path).resolve(): Path(path) for path in dirs}
     if not unique:
-        raise FindingsError("nothing to compare: no run folder was given")
+        raise DamagedRun("nothing to compare: no run folder was given")
     out = Path(out)
     paths = [*unique.values()]
     made = group_runs([read_run_record(path) for path in paths] if read is None else read(paths))
@@ -205,7 +205,7 @@ KNOWN = (
 
 
 def read_training_record(path: Path) -> RunRecord:
-    """One training as a run without findings. Raises FindingsError or DamagedRun, one line, for another folder."""
+    """One training as a run without findings. Raises DamagedRun, one line, for another folder."""
     config, result = read_run_config(path / "config.yaml"), read_json(path / "training.json")
     try:
         privacy = {name: result[name] for name in ("delta", "unit", "relation")}
@@ -221,7 +221,7 @@ def read_training_record(path: Path) -> RunRecord:
             verdict="unprotected" if result["epsilon"]["pld"] == "inf" else "consistent",  # never shown
         )  # fmt: skip
     except (KeyError, TypeError, ValueError) as error:
-        raise FindingsError(f"{path}: not a finished training ({' '.join(str(error).split())[:100]})") from None
+        raise DamagedRun(f"{path}: not a finished training ({' '.join(str(error).split())[:100]})") from None
     return RunRecord(path, found, config=config)
 
 

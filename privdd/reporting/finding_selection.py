@@ -66,7 +66,7 @@ class MembershipResult:
 def exposes_records(row: FindingRow) -> bool:
     """The one rule, for the most exposed records: found more often than by guessing, and more often than they are named
     while they are out (Fisher's exact test; files of earlier versions do not say how often that is)."""
-    worst, looks = row.worst_records, row._looks.count
+    worst, looks = row.worst_records, row._context.looks
     if worst is None or simultaneous_lower_end(worst.tpr, worst.ci[0], looks) <= EXPOSED_FPR:
         return False
     known = [(one.hits, one.trials, one.wrong, one.out) for one in worst.records if one.out is not None]
@@ -79,12 +79,12 @@ def exposes_records(row: FindingRow) -> bool:
 def ranks_members(row: FindingRow) -> bool:
     """The one rule, for the AUC: guessing reaches one half."""
     known = row.auc is not None and row.auc_ci is not None
-    return known and simultaneous_lower_end(row.auc or 0.0, (row.auc_ci or (0.0,))[0], row._looks.count) > 0.5
+    return known and simultaneous_lower_end(row.auc or 0.0, (row.auc_ci or (0.0,))[0], row._context.looks) > 0.5
 
 
 def beats_guessing(at: TprAt, fpr: float) -> bool:
     """The one rule, for a true-positive rate: guessing reaches the false-positive rate itself."""
-    return simultaneous_lower_end(at.tpr, at.ci[0], at._looks.count) > fpr
+    return simultaneous_lower_end(at.tpr, at.ci[0], at._context.looks) > fpr
 
 
 def simultaneous_lower_end(rate: float, low: float, looks: int) -> float:
@@ -166,10 +166,10 @@ def psnr_gain(row: FindingRow) -> float:
 def has_clear_pictures(row: FindingRow) -> bool:
     """The one rule, for single pictures: more lie clearly above every guess for their own record than blind ones would,
     or the best of them gains what the best of so many blind ones does not; each at its share of the run's 5 %."""
-    seen, each = row.pictures, ALPHA / 2 / row._looks.count
+    seen, each = row.pictures, ALPHA / 2 / row._context.looks
     if seen is None or seen.chance is None:
         return False
-    many = is_above_chance(seen.clear / seen.n, seen.chance, seen.n, row._looks.count)
+    many = is_above_chance(seen.clear / seen.n, seen.chance, seen.n, row._context.looks)
     return many or (seen.chance_best is not None and seen.clear > 0 and seen.chance_best < each)
 
 

@@ -99,7 +99,7 @@ def draw_figure(findings: Findings, kind: Kind = "roc") -> Figure:
         return _draw_frontier(findings)
     if kind == "ladder":
         return _draw_ladder(findings)
-    folder = findings._origin.folder
+    folder = findings._context.folder
     if folder is None:
         raise ValueError(
             "kind='roc': scores lie in the run's folder; open it with privdd.api.load_run(folder).findings"

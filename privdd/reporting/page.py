@@ -323,7 +323,7 @@ def draw_report(record: RunRecord) -> list[Plot]:
 def write_report(run_dir: Path | str, read: Callable[[Path | str], RunRecord] = read_run_record) -> Path:
     """``report.html``, ``card.json`` and ``figures/*.svg|png|pdf`` inside a run folder; returns the page's path.
 
-    read: how the folder is opened. Raises FindingsError or DamagedRun (one line) on a folder that is no finished, undamaged run.
+    read: how the folder is opened. Raises DamagedRun (one line) on a folder that is no finished, undamaged run.
     """
     record = read(run_dir)
     figures, albums = draw_report(record), picture_albums(record)

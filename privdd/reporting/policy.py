@@ -195,9 +195,9 @@ def _judge_rates(
     if not rates:
         line = f"{what}: not measured, or the sample is too small for it; limit {limit:g}"
         return LimitResult(name, "not decided", line)
-    floors = [(simultaneous_lower_end(rate, ci[0], row._looks.count), rate, row) for rate, ci, row in rates]
+    floors = [(simultaneous_lower_end(rate, ci[0], row._context.looks), rate, row) for rate, ci, row in rates]
     low, _, row = max(floors, key=lambda one: one[:2])
-    high = max(1 - simultaneous_lower_end(1 - rate, 1 - ci[1], one._looks.count) for rate, ci, one in rates)
+    high = max(1 - simultaneous_lower_end(1 - rate, 1 - ci[1], one._context.looks) for rate, ci, one in rates)
     outcome: Outcome = "broken" if low > limit else "holds" if high <= limit else "not decided"
     line = f"{what}: between {low:.3g} and {high:.3g} ({row.attack} on {row.surface}); limit {limit:g}"
     return LimitResult(name, outcome, line)

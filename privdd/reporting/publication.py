@@ -24,9 +24,8 @@ from privdd.reporting.decision import (
     security_controls,
 )
 from privdd.reporting.run_record import RunRecord, reproduction_recipe
-from privdd.reporting.schema import FindingsError
 from privdd.reporting.wording import format_number
-from privdd.runtime.files import write_bytes
+from privdd.runtime.files import DamagedRun, write_bytes
 
 FILL_IN, UNKNOWN_DATE = "TO FILL IN", "1900-01-01"  # as the registry's own template has it
 IMAGES, SYNTHETIC = "image-classification", {"synthetic_images", "prototypes", "shared_features"}
@@ -95,19 +94,17 @@ def _plain(value: object) -> str:
 
 
 def _require_standing_limit(record: RunRecord) -> None:
-    """Raises FindingsError where no epsilon is proven, or where it was contradicted."""
+    """Raises DamagedRun where no epsilon is proven, or where it was contradicted."""
     if math.isinf(record.findings.privacy.epsilon.best):
-        raise FindingsError(
+        raise DamagedRun(
             f"{record.path}: no epsilon is proven for what was sent, so there is no deployment to register"
         )
     if record.findings.verdict == "contradiction":
-        raise FindingsError(
-            f"{record.path}: the epsilon that the run states was contradicted, so it cannot be registered"
-        )
+        raise DamagedRun(f"{record.path}: the epsilon that the run states was contradicted, so it cannot be registered")
 
 
 def registry_entry(record: RunRecord) -> str:
-    """YAML of tier 3. Raises FindingsError for a run without a proven epsilon, or whose epsilon was contradicted: there is nothing
+    """YAML of tier 3. Raises DamagedRun for a run without a proven epsilon, or whose epsilon was contradicted: there is nothing
     to register."""
     findings = record.findings
     privacy, facts = findings.privacy, dict(guarantee_facts(findings, record.ledger))
@@ -172,7 +169,7 @@ FORMS: Mapping[str, tuple[str, Callable[[RunRecord], str]]] = {  # name -> file,
 
 
 def write_form(record: RunRecord, name: str, folder: Path) -> Path:
-    """One of ``FORMS`` in ``folder``; returns the file's path. Raises FindingsError for a run that has no such form."""
+    """One of ``FORMS`` in ``folder``; returns the file's path. Raises DamagedRun for a run that has no such form."""
     file, write = FORMS[name]
     write_bytes(folder / file, write(record).encode())
     return folder / file

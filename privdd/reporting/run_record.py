@@ -8,23 +8,27 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import yaml
 
-from privdd.reporting.schema import FindingRow, Findings, FindingsError, load_findings, read_findings_json
-from privdd.runtime.files import safe_name
+from privdd.reporting.schema import FindingRow, Findings, load_findings
+from privdd.runtime.files import DamagedRun, read_json_object, safe_name
 from privdd.runtime.renames import use_current_names
 from privdd.runtime.run_folder import read_tensors
 
 LIMIT = 256 * 2**20  # largest evidence file in bytes that is read
 
-FLAT = ("scores", "members", "blind", "record", "world")
-PICTURES = ("real", "reconstructed")
-EXPOSED = ("exposed", "exposed_label")
+# Arrays of one shape, and how many dimensions it has.
+ALIKE = (
+    (("scores", "members", "blind", "record", "world"), 1),
+    (("real", "reconstructed"), 4),
+    (("exposed",), 4),
+    (("exposed_label",), 1),
+)
 
 
 @dataclass(frozen=True)
@@ -66,77 +70,60 @@ class RunRecord:
     manifest: Mapping[str, Any] = field(default_factory=dict)
 
     def evidence(self, row: FindingRow) -> StoredEvidence:
-        """The evidence of one finding, empty where its file is absent. Raises FindingsError if damaged."""
+        """The evidence of one finding, empty where its file is absent. Raises DamagedRun if damaged."""
         path = self.path / "evidence" / safe_name(row.evidence_name)
         if not path.is_file():
             return StoredEvidence()
-        if path.stat().st_size > LIMIT:
-            raise FindingsError(f"{path}: larger than {LIMIT >> 20} MiB")
-        arrays = {key: np.asarray(value.double()) for key, value in read_tensors(path).items()}
+        arrays = {key: np.asarray(value.double()) for key, value in read_tensors(path, LIMIT).items()}
         return _check_evidence(arrays, path)
 
 
 def _check_evidence(arrays: Mapping[str, np.ndarray], path: Path) -> StoredEvidence:
-    part = {name: arrays[name] for name in FLAT + PICTURES + EXPOSED if name in arrays}
+    part = {one.name: arrays[one.name] for one in fields(StoredEvidence) if one.name in arrays}
     for name, value in part.items():
         if not np.isfinite(value).all():
-            raise FindingsError(f"{path}: {name!r} holds NaN or infinity")
-    _check_shapes(part, FLAT, 1, path)
-    _check_shapes(part, PICTURES, 4, path)
-    _check_shapes(part, ("exposed",), 4, path)
-    _check_shapes(part, ("exposed_label",), 1, path)
+            raise DamagedRun(f"{path}: {name!r} holds NaN or infinity")
+    for names, ndim in ALIKE:
+        shapes = {name: part[name].shape for name in names if name in part}
+        if len(set(shapes.values())) > 1 or any(len(shape) != ndim for shape in shapes.values()):
+            raise DamagedRun(f"{path}: {shapes} must be equal shapes of {ndim} dimension{'s' * (ndim > 1)}")
     for name in {"real", "exposed"} & part.keys():
         if 0 in part[name].shape[2:]:
-            raise FindingsError(f"{path}: pictures need at least one pixel, got {part[name].shape}")
+            raise DamagedRun(f"{path}: pictures need at least one pixel, got {part[name].shape}")
         if part[name].shape[1] not in (1, 3):
-            raise FindingsError(f"{path}: pictures need 1 or 3 channels, got {part[name].shape[1]}")
+            raise DamagedRun(f"{path}: pictures need 1 or 3 channels, got {part[name].shape[1]}")
     if "exposed" in part and len(part["exposed"]) != len(part.get("exposed_label", ())):
-        raise FindingsError(f"{path}: {len(part['exposed'])} exposed records need as many labels")
+        raise DamagedRun(f"{path}: {len(part['exposed'])} exposed records need as many labels")
     if "members" in part:
         part["members"] = part["members"] > 0.5
     return StoredEvidence(**part)
 
 
-def _check_shapes(part: dict[str, np.ndarray], names: tuple[str, ...], ndim: int, path: Path) -> None:
-    shapes = {name: part[name].shape for name in names if name in part}
-    if len(set(shapes.values())) > 1 or any(len(shape) != ndim for shape in shapes.values()):
-        raise FindingsError(f"{path}: {shapes} must be equal shapes of {ndim} dimension{'s' * (ndim > 1)}")
-
-
-def _read_optional_json(path: Path) -> Mapping[str, Any]:
-    if not path.is_file():
-        return {}
-    data = read_findings_json(path)
-    if not isinstance(data, dict):
-        raise FindingsError(f"{path}: an object is needed")
-    return data
-
-
 def read_run_config(path: Path) -> Mapping[str, Any]:
-    """A run's config.yaml under today's names, empty where there is none. Raises FindingsError if damaged."""
+    """A run's config.yaml under today's names, empty where there is none. Raises DamagedRun if damaged."""
     if not path.is_file():
         return {}
     try:
         data = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
-        raise FindingsError(f"{path}: damaged yaml ({error.__class__.__name__})") from None
+        raise DamagedRun(f"{path}: damaged yaml ({error.__class__.__name__})") from None
     return use_current_names(data) if isinstance(data, dict) else {}
 
 
 def read_run_record(path: Path | str, config: Mapping[str, Any] | None = None) -> RunRecord:
-    """A run folder. Raises FindingsError (one line) if it is none, of another schema, or damaged. config: what
+    """A run folder. Raises DamagedRun (one line) if it is none, of another schema, or damaged. config: what
     ``read_run_config`` gives, where that is known."""
     path = Path(path)
     if not path.is_dir():
-        raise FindingsError(f"{path}: no such folder")
+        raise DamagedRun(f"{path}: no such folder")
     if not (path / "findings.json").is_file():
-        raise FindingsError(f"{path}: not a finished run (it has no findings.json)")
+        raise DamagedRun(f"{path}: not a finished run (it has no findings.json)")
     return RunRecord(
         path,
         load_findings(path),
-        _read_optional_json(path / "ledger.json"),
+        read_json_object(path / "ledger.json", optional=True),
         read_run_config(path / "config.yaml") if config is None else config,
-        _read_optional_json(path / "manifest.json"),
+        read_json_object(path / "manifest.json", optional=True),
     )
 
 
@@ -182,38 +169,24 @@ def attack_commands(record: RunRecord) -> tuple[AttackCommand, ...]:
 
 
 def _command(told: Mapping[str, Any], attacks: object) -> AttackCommand:
-    command, commit = told.get("command"), told.get("commit")
-    text = shlex.join(map(str, command)) if isinstance(command, list) else str(command or "")
+    commit, text = told.get("commit"), _command_text(told.get("command"))
     names = tuple(map(str, attacks)) if isinstance(attacks, list) else ()
     return AttackCommand(str(told.get("date") or ""), text, str(told.get("version")), commit and str(commit), names)
 
 
+def _command_text(command: object) -> str:
+    return shlex.join(map(str, command)) if isinstance(command, list) else str(command or "").strip()
+
+
 def reproduction_recipe(record: RunRecord) -> ReproductionRecipe:
-    """The command from the manifest's ``browser_command`` (text or list) or ``overrides`` (list), else from the run."""
+    """The command from the manifest, else from the run."""
     run, manifest = record.findings.run, record.manifest
-    given, overrides = manifest.get("command"), manifest.get("overrides")
-    exact = True
-    if isinstance(given, str) and given.strip():
-        text = given.strip()
-    elif isinstance(given, list) and given:
-        text = shlex.join(str(part) for part in given)
-    elif isinstance(overrides, list):
-        text = shlex.join(["python", "-m", "privdd.audit", *(str(part) for part in overrides)])
-    else:
-        parts = (f"algo={run.algo}", f"data={run.data}", f"preset={run.preset}", f"seed={run.seed}")
-        text, exact = shlex.join(["python", "-m", "privdd.audit", *parts]), False
-    several = attack_commands(record) if len(attack_commands(record)) > 1 else ()
-    machine, digests = _flat_text(manifest.get("machine")), _data_digests(manifest.get("digests"))
-    return ReproductionRecipe(text, exact, run.seed, run.version, machine, digests, several)
-
-
-def _flat_text(value: object) -> str:
-    if isinstance(value, dict):
-        return ", ".join(f"{key} {inner}" for key, inner in value.items() if not isinstance(inner, dict | list))
-    return str(value) if value else ""
-
-
-def _data_digests(value: object) -> tuple[tuple[str, str], ...]:
-    if not isinstance(value, dict):
-        return ()
-    return tuple((str(key), str(inner)) for key, inner in value.items())
+    recorded, several = _command_text(manifest.get("command")), attack_commands(record)
+    parts = (f"algo={run.algo}", f"data={run.data}", f"preset={run.preset}", f"seed={run.seed}")
+    text = recorded or shlex.join(["python", "-m", "privdd.audit", *parts])
+    machine, digests = manifest.get("machine") or "", manifest.get("digests")
+    if isinstance(machine, dict):
+        machine = ", ".join(f"{key} {one}" for key, one in machine.items() if not isinstance(one, dict | list))
+    listed = tuple((str(key), str(one)) for key, one in digests.items()) if isinstance(digests, dict) else ()
+    several = several if len(several) > 1 else ()
+    return ReproductionRecipe(text, bool(recorded), run.seed, run.version, str(machine), listed, several)

@@ -22,8 +22,7 @@ from pydantic import (
 )
 
 from attacks.types import Adversary, Family, Surface
-from privdd.runtime import files
-from privdd.runtime.files import DamagedRun, write_bytes
+from privdd.runtime.files import DamagedRun, read_json, write_bytes
 
 if TYPE_CHECKING:
     import pandas
@@ -73,20 +72,13 @@ class Part(BaseModel):
 
 
 @dataclass
-class Origin:
-    """Which folder findings were read from, and what kind of target they are of ("" for a simulation): no part of what
-    they say, so any two are equal."""
+class FileContext:
+    """The context of a row in its file: the folder that it was read from, the kind of target ("" for a simulation), at how many
+    rates the page looks for a successful attack, and the unit of privacy. No part of what the row says, so any two are equal."""
 
     folder: Path | None = field(default=None, compare=False)
     target: TargetKind | Literal[""] = field(default="", compare=False)
-
-
-@dataclass
-class Looks:
-    """The context of a row in its file: at how many rates the page looks for a successful attack, and the unit of
-    privacy. No part of what the row says, so any two are equal."""
-
-    count: int = field(default=1, compare=False)
+    looks: int = field(default=1, compare=False)
     unit: str = field(default="record", compare=False)
 
 
@@ -275,7 +267,7 @@ class SurfaceRow(Part):
     audited: Literal[True] | Annotated[str, Field(pattern=r"^(waived|not attacked|nothing to read): .+")]
     untested: list[Text] = Field(default_factory=list)  # "mechanism, part: why" for what no test looked at
     verdict: Verdict
-    _origin: Origin = PrivateAttr(default_factory=Origin)
+    _context: FileContext = PrivateAttr(default_factory=FileContext)
 
 
 class TprAt(Part):
@@ -284,7 +276,7 @@ class TprAt(Part):
     tpr: Unit
     ci: tuple[Unit, Unit]
     resolvable: bool
-    _looks: Looks = PrivateAttr(default_factory=Looks)
+    _context: FileContext = PrivateAttr(default_factory=FileContext)
 
 
 FprKey = Annotated[str, Field(pattern=r"^(0\.\d*[1-9]\d*|1e-\d+)$")]
@@ -383,8 +375,7 @@ class FindingRow(Part):
     status: Status | None = None
     note: Text | None = None
     figure: FileName | None = None
-    _looks: Looks = PrivateAttr(default_factory=Looks)
-    _origin: Origin = PrivateAttr(default_factory=Origin)
+    _context: FileContext = PrivateAttr(default_factory=FileContext)
 
     @property
     def rate_count(self) -> int:
@@ -419,7 +410,7 @@ class Findings(Part):
     surfaces: list[SurfaceRow]
     findings: list[FindingRow]
     verdict: Verdict
-    _origin: Origin = PrivateAttr(default_factory=Origin)
+    _context: FileContext = PrivateAttr(default_factory=FileContext)
 
     @model_validator(mode="before")
     @classmethod
@@ -438,42 +429,27 @@ class Findings(Part):
         def _repr_html_(self) -> str: ...
 
     @model_validator(mode="after")
-    def _count_looks(self) -> Findings:
-        looks = Looks(max(1, sum(row.rate_count for row in self.findings)), self.privacy.unit)
-        for row in self.findings:
-            row._looks = looks
-            for at in (row.tpr_at_fpr or {}).values():
-                at._looks = looks
-        return self
-
-    @model_validator(mode="after")
-    def _share_origin(self) -> Findings:
-        self._origin.target = self.target.kind if self.target else ""
-        for surface in self.surfaces:
-            surface._origin = self._origin
-        for row in self.findings:
-            row._origin = self._origin
+    def _share_context(self) -> Findings:
+        looks = max(1, sum(row.rate_count for row in self.findings))
+        self._context = FileContext(None, self.target.kind if self.target else "", looks, self.privacy.unit)
+        rates = (at for row in self.findings for at in (row.tpr_at_fpr or {}).values())
+        for part in (*self.surfaces, *self.findings, *rates):
+            part._context = self._context
         return self
 
     @model_validator(mode="after")
     def _verdict_covers_surfaces(self) -> Findings:
-        worst = worst_verdict(row.verdict for row in self.surfaces)
-        if worst == "contradiction" and self.verdict != "contradiction":
+        if self.verdict != "contradiction" and "contradiction" in (row.verdict for row in self.surfaces):
             raise ValueError(f"verdict={self.verdict!r}: a surface is in contradiction, so the run is")
         return self
 
 
-def worst_verdict(verdicts: Iterable[str]) -> Verdict:
-    """The gravest of some verdicts: contradiction, unprotected, untested, then consistent."""
-    found = set(verdicts)
-    for grave in ("contradiction", "unprotected", "untested"):
-        if grave in found:
-            return grave  # type: ignore[return-value]
-    return "consistent"
+GRAVITY: tuple[Verdict, ...] = ("contradiction", "unprotected", "untested", "consistent")
 
 
-class FindingsError(DamagedRun):
-    """A run folder that cannot be read; the message is one line."""
+def worst_verdict(verdicts: Iterable[Verdict]) -> Verdict:
+    """The gravest of some verdicts; of none, consistent."""
+    return min(verdicts, key=GRAVITY.index, default="consistent")
 
 
 def _refuse_null(value: Any, path: str = "") -> None:
@@ -493,38 +469,28 @@ def first_error_line(error: ValidationError) -> str:
     return f"{where}: {message}{rest}" if where else f"{message}{rest}"
 
 
-def read_findings_json(path: Path) -> Any:
-    """``files.read_json``. Raises FindingsError with one line."""
-    try:
-        return files.read_json(path)
-    except DamagedRun as error:
-        raise FindingsError(str(error)) from None
-
-
 def validate_findings(data: Any, where: str = "findings") -> Findings:
-    """A checked value from plain data. Raises FindingsError with one line."""
+    """A checked value from plain data. Raises DamagedRun with one line."""
     if not isinstance(data, dict):
-        raise FindingsError(f"{where}: an object is needed, got {type(data).__name__}")
+        raise DamagedRun(f"{where}: an object is needed, got {type(data).__name__}")
     schema = data.get("schema")
     if isinstance(schema, bool) or schema not in READABLE:
-        raise FindingsError(
-            f"{where}: schema {schema!r}, this version reads schemas {' and '.join(map(str, READABLE))}"
-        )
+        raise DamagedRun(f"{where}: schema {schema!r}, this version reads schemas {' and '.join(map(str, READABLE))}")
     try:
         _refuse_null(data)
         return Findings.model_validate(data)
     except ValidationError as error:
-        raise FindingsError(f"{where}: {first_error_line(error)}") from None
+        raise DamagedRun(f"{where}: {first_error_line(error)}") from None
     except ValueError as error:
-        raise FindingsError(f"{where}: {error}") from None
+        raise DamagedRun(f"{where}: {error}") from None
 
 
 def load_findings(path: Path | str) -> Findings:
-    """Read findings.json, or the one inside a run folder. Raises FindingsError with one line."""
+    """Read findings.json, or the one inside a run folder. Raises DamagedRun with one line."""
     path = Path(path)
     path = path / "findings.json" if path.is_dir() else path
-    found = validate_findings(read_findings_json(path), str(path))
-    found._origin.folder = path.parent
+    found = validate_findings(read_json(path), str(path))
+    found._context.folder = path.parent
     return found
 
 
@@ -537,13 +503,13 @@ def dump_findings(findings: Findings) -> str:
 def write_findings(findings: Findings | Mapping[str, Any], path: Path | str) -> Path:
     """Check, then replace the file in one step, so that no reader ever sees half of it.
 
-    Raises FindingsError if a mapping does not follow the schema.
+    Raises DamagedRun if a mapping does not follow the schema.
     """
     checked = findings if isinstance(findings, Findings) else validate_findings(dict(findings), str(path))
     try:
         text = dump_findings(checked)
     except ValueError as error:
-        raise FindingsError(f"{path}: {error}") from None
+        raise DamagedRun(f"{path}: {error}") from None
     write_bytes(Path(path), text.encode())
     return Path(path)
 

@@ -21,7 +21,7 @@ from privdd.reporting.finding_selection import (
     refuted_source_surface,
     verdict_of_values,
 )
-from privdd.reporting.schema import FindingRow, Findings, SurfaceRow, Verdict
+from privdd.reporting.schema import GRAVITY, FindingRow, Findings, SurfaceRow, Verdict
 from privdd.reporting.wording import format_decibel, format_number, format_share, one_in
 
 LARGE_EPSILON = 8.0  # above it a limit is no reassurance: odds about a record may change 3 000-fold
@@ -86,7 +86,7 @@ def _limit_sentences(rows: Sequence[FindingRow]) -> list[str]:
         )
     if (worst := _largest_move(rows)) is not None:
         said.append(
-            f"One {worst._looks.unit} moves it {format_number(worst.kappa)} times as far as the proof allows for ({format_number(worst.kappa_allowed)})"
+            f"One {worst._context.unit} moves it {format_number(worst.kappa)} times as far as the proof allows for ({format_number(worst.kappa_allowed)})"
         )
     return said + [note for note in _refutations(rows) if note]
 
@@ -97,7 +97,7 @@ def weak_noise_sentences(rows: Iterable[FindingRow]) -> list[str]:
     if best is None or epsilon_bound(best) <= LARGE_EPSILON:
         return []
     return [
-        f"Its noise does not hide every {best._looks.unit}: for a crafted one, {wording.attack_title(best.attack)} proves that the true ε is "
+        f"Its noise does not hide every {best._context.unit}: for a crafted one, {wording.attack_title(best.attack)} proves that the true ε is "
         f"at least {format_number(epsilon_bound(best))}"
     ]
 
@@ -172,7 +172,7 @@ def picture_phrase(row: FindingRow, brief: bool = False) -> str:
 def _identification_leaks(rows: Iterable[FindingRow]) -> list[str]:
     rates = ((r, r.identified, r.identified_chance) for r in rows)
     known = ((r, hit, chance) for r, hit, chance in rates if hit is not None and chance is not None)
-    over = [(r, hit, chance) for r, hit, chance in known if is_above_chance(hit, chance, r.n, r._looks.count)]
+    over = [(r, hit, chance) for r, hit, chance in known if is_above_chance(hit, chance, r.n, r._context.looks)]
     if not over:
         return []
     row, hit, chance = max(over, key=lambda one: one[1] - one[2])
@@ -200,7 +200,7 @@ def _removes_noise(row: FindingRow) -> bool:
 
 def _label_leaks(rows: Iterable[FindingRow]) -> list[str]:
     rates = label_rates(rows)
-    over = [(r, rate, chance) for r, rate, chance in rates if is_above_chance(rate, chance, r.n, r._looks.count)]
+    over = [(r, rate, chance) for r, rate, chance in rates if is_above_chance(rate, chance, r.n, r._context.looks)]
     if not over:
         return []
     row, rate, chance = max(over, key=lambda one: one[1])
@@ -250,7 +250,7 @@ class Headline:
 def surface_lines(findings: Findings) -> list[SurfaceLine]:
     """One line per released surface: gravest verdict first, then the largest measured epsilon."""
     lines = [_surface_line(row, findings) for row in findings.surfaces]
-    return sorted(lines, key=lambda line: (wording.GRAVITY.index(line.verdict), -(line.measured or 0.0)))
+    return sorted(lines, key=lambda line: (GRAVITY.index(line.verdict), -(line.measured or 0.0)))
 
 
 def _surface_line(row: SurfaceRow, findings: Findings) -> SurfaceLine:
@@ -280,7 +280,7 @@ def _worst_phrases(rows: Sequence[FindingRow]) -> list[str]:
     phrases = _refutations(rows)
     if (worst := _largest_move(rows)) is not None:
         phrases.append(
-            f"one {worst._looks.unit} moves it {format_number(worst.kappa)} times as far as assumed (limit {format_number(worst.kappa_allowed)})"
+            f"one {worst._context.unit} moves it {format_number(worst.kappa)} times as far as assumed (limit {format_number(worst.kappa_allowed)})"
         )
     member, best = finding_selection.strongest_membership(rows), finding_selection.strongest_reconstruction(rows)
     if member:
@@ -301,7 +301,7 @@ def _crafted_record_note(rows: list[FindingRow]) -> list[str]:
     if best is None or best.family != "guarantee" or not epsilon_bound(best):
         return []
     low = format_number(epsilon_bound(best))
-    return [f"ε ≥ {low} is of a {best._looks.unit} crafted for {wording.attack_title(best.attack)}"]
+    return [f"ε ≥ {low} is of a {best._context.unit} crafted for {wording.attack_title(best.attack)}"]
 
 
 def _feature_phrase(row: FindingRow) -> str:

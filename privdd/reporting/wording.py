@@ -112,7 +112,6 @@ def one_in(rate: float) -> str:
     return f"1 in {round(1 / rate):,}".replace(",", NBSP)
 
 
-GRAVITY: tuple[Verdict, ...] = ("contradiction", "unprotected", "untested", "consistent")
 VERDICT: Mapping[Verdict, str] = {
     "unprotected": "Unprotected",
     "untested": "Untested",
@@ -163,7 +162,7 @@ BROUGHT: Mapping[str, Mapping[str, tuple[str, str]]] = {
 
 def surface_title_and_meaning(row: SurfaceRow | FindingRow) -> tuple[str, str]:
     """The title of what attackers hold, and what it is."""
-    return BROUGHT.get(row._origin.target, {}).get(row.surface, SURFACE[row.surface])
+    return BROUGHT.get(row._context.target, {}).get(row.surface, SURFACE[row.surface])
 
 
 def surface_title(row: SurfaceRow | FindingRow) -> str:

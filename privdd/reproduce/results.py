@@ -109,7 +109,7 @@ class RowResult:
 def collect_results(
     cells: Sequence[PaperCell], seeds: Sequence[int], folder: Path, best: bool, failed: Mapping[Path, str]
 ) -> list[RowResult]:
-    """The results of all cells, as their folders tell. Raises DamagedRun or FindingsError, one line, for a bad folder."""
+    """The results of all cells, as their folders tell. Raises DamagedRun, one line, for a bad folder."""
     return [_collect_row(cell, seeds, folder, best, failed) for cell in cells]
 
 

@@ -129,6 +129,16 @@ def read_json(path: Path) -> Any:
         raise DamagedRun(f"{path}: not readable as JSON ({str(error)[:120]})") from None
 
 
+def read_json_object(path: Path, *, optional: bool = False) -> dict[str, Any]:
+    """``read_json`` of an object; optional: an empty one where there is no file."""
+    if optional and not path.is_file():
+        return {}
+    found = read_json(path)
+    if not isinstance(found, dict):
+        raise DamagedRun(f"{path}: an object is needed")
+    return found
+
+
 def _refuse_constant(text: str) -> NoReturn:
     raise ValueError(f'{text} is not allowed (infinity is the string "inf")')
 

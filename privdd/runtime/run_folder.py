@@ -33,6 +33,7 @@ from privdd.runtime.files import (
     list_plain_files,
     read_bytes,
     read_json,
+    read_json_object,
     safe_name,
     write_bytes,
     write_json,
@@ -233,10 +234,7 @@ def plotting_library() -> str:
 
 
 def _read_manifest(folder: Path) -> dict[str, Any]:
-    found = read_json(folder / MANIFEST) if (folder / MANIFEST).is_file() else {}
-    if not isinstance(found, dict):
-        raise DamagedRun(f"{folder / MANIFEST}: an object is needed")
-    return found
+    return read_json_object(folder / MANIFEST, optional=True)
 
 
 def _write_manifest(folder: Path, manifest: Mapping[str, Any]) -> None:

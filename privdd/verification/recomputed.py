@@ -46,7 +46,7 @@ from privdd.reporting.figures import psnr_of_arrays
 from privdd.reporting.finding_selection import FEATURE_ATTACKS
 from privdd.reporting.run_record import LIMIT, RunRecord, read_run_config
 from privdd.reporting.schema import UNLISTED, EpsilonPair, FindingRow, Findings, WorstRecord, worst_verdict
-from privdd.runtime.files import DamagedRun, check_plain_folder, read_json, safe_name
+from privdd.runtime.files import DamagedRun, check_plain_folder, read_json, read_json_object, safe_name
 from privdd.runtime.run_folder import FILES_KEY, RunFolder, read_tensors
 from privdd.verification.file_checks import Disagreement, Unverified, check_page_sources, find_disagreements
 
@@ -455,7 +455,7 @@ def load_verified_training(folder: Path) -> RunRecord:
     """A finished training whose epsilons follow from its ledger. Raises DamagedRun, or Unverified for one that differs."""
     check_plain_folder(folder)
     record = read_training_record(folder)
-    manifest = read_json(RunFolder(folder).manifest_file) if RunFolder(folder).manifest_file.is_file() else {}
+    manifest = read_json_object(RunFolder(folder).manifest_file, optional=True)
     wrong = list(check_page_sources(folder, manifest)) if FILES_KEY in manifest else []
     wrong = wrong or list(check_training_numbers(folder))
     if wrong:
@@ -465,7 +465,7 @@ def load_verified_training(folder: Path) -> RunRecord:
 
 def check_training_numbers(folder: Path) -> Iterator[Disagreement]:
     """Epsilon, delta, unit, relation and accuracy. Raises DamagedRun for a damaged state."""
-    stored, head = (_read_object(file) for file in (folder / TRAINING_FILE, RunFolder(folder).checkpoint_file))
+    stored, head = (read_json_object(file) for file in (folder / TRAINING_FILE, RunFolder(folder).checkpoint_file))
     place = folder / "state" / safe_name(str(head.get("state"))) / "ledger.json"
     try:
         ledger = Ledger.from_json(read_json(place))
@@ -478,12 +478,8 @@ def check_training_numbers(folder: Path) -> Iterator[Disagreement]:
         found["accuracy"] = by_round[-1]
     for key, value in found.items():
         yield from find_disagreements(TRAINING_FILE, key, stored.get(key), value)
-    seed, manifest = read_run_config(folder / "config.yaml").get("seed"), _read_object(RunFolder(folder).manifest_file)
+    seed, manifest = (
+        read_run_config(folder / "config.yaml").get("seed"),
+        read_json_object(RunFolder(folder).manifest_file),
+    )
     yield from find_disagreements("manifest.json", "seed", manifest.get("seed"), seed)
-
-
-def _read_object(file: Path) -> Mapping[str, Any]:
-    found = read_json(file)
-    if not isinstance(found, dict):
-        raise DamagedRun(f"{file}: an object is needed")
-    return found

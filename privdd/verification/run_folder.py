@@ -23,7 +23,7 @@ from privdd.reporting.page import draw_report, picture_albums, render_report, wr
 from privdd.reporting.run_record import RunRecord, attack_commands, read_run_record
 from privdd.reporting.schema import Part
 from privdd.runtime.engine import torch_threads
-from privdd.runtime.files import DamagedRun, check_plain_folder, read_bytes, read_json
+from privdd.runtime.files import check_plain_folder, read_bytes, read_json_object
 from privdd.runtime.run_folder import (
     CARD,
     FILES_KEY,
@@ -128,9 +128,7 @@ def verify_run(folder: Path, key: Path | None = None) -> Verification:
         check_plain_folder(folder)
     only_trained = (folder / "training.json").is_file() and not (folder / "findings.json").is_file()
     if only_trained:
-        manifest = read_json(folder / MANIFEST)
-        if not isinstance(manifest, dict):
-            raise DamagedRun(f"{folder / MANIFEST}: an object is needed")
+        manifest = read_json_object(folder / MANIFEST)
     else:
         record = read_run_record(folder)
         manifest = record.manifest

@@ -26,8 +26,9 @@ from privdd.reporting.export import escape_latex, table_to_csv
 from privdd.reporting.figures import EpsilonAxis, FrontierPoint, StripRow, draw_epsilon_strip, draw_frontier
 from privdd.reporting.frontier import Setting, group_runs
 from privdd.reporting.run_record import read_run_record
-from privdd.reporting.schema import FindingsError, load_findings
+from privdd.reporting.schema import load_findings
 from privdd.reporting.terminal import print_summary
+from privdd.runtime.files import DamagedRun
 from tests.conftest import SmallAudit
 from tests.reporting.fixture import write_run
 from tests.reporting.test_frontier import rates, record, setting
@@ -218,7 +219,7 @@ def test_an_unfinished_training_is_one_line(tmp_path: Path, missing: str) -> Non
     kept = json.loads((folder / "training.json").read_text())
     kept.pop(missing)
     (folder / "training.json").write_text(json.dumps(kept))
-    with pytest.raises(FindingsError, match="not a finished training") as caught:
+    with pytest.raises(DamagedRun, match="not a finished training") as caught:
         read_training_record(folder)
     assert str(folder) in str(caught.value) and "\n" not in str(caught.value)
 

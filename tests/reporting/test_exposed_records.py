@@ -17,7 +17,8 @@ from safetensors.torch import load_file, save_file
 from privdd.reporting.decision import decision_card
 from privdd.reporting.findings_tables import hard_records_note, most_exposed_records, rates_by_kind
 from privdd.reporting.page import template_environment
-from privdd.reporting.run_record import FindingsError, read_run_record
+from privdd.reporting.run_record import read_run_record
+from privdd.runtime.files import DamagedRun
 from tests.reporting.checker import problems
 from tests.reporting.fixture import text_of, write_run
 
@@ -96,5 +97,5 @@ def test_changed_records_are_disclosed_and_their_rates_stand_apart(tmp_path: Pat
 @pytest.mark.parametrize("shape", [(2, 2, 8, 8), (2, 1, 0, 8), (2, 8, 8)])
 def test_pictures_that_cannot_be_drawn_are_refused_by_name(tmp_path: Path, shape: tuple[int, ...]) -> None:
     folder = run_with(tmp_path / "run", torch.zeros(shape), worst_records=WORST)
-    with pytest.raises(FindingsError, match=r"features\.lira\.safetensors"):
+    with pytest.raises(DamagedRun, match=r"features\.lira\.safetensors"):
         most_exposed_records(read_run_record(folder))

@@ -32,7 +32,7 @@ from privdd.reporting.finding_selection import (
 )
 from privdd.reporting.page import write_report
 from privdd.reporting.run_record import read_run_record
-from privdd.reporting.schema import ClaimRow, FindingRow, Looks, TprAt
+from privdd.reporting.schema import ClaimRow, FileContext, FindingRow, TprAt
 from privdd.reporting.summary import is_certain, leak_sentences, membership_phrase, picture_phrase
 from privdd.reporting.terminal import print_summary
 from tests.reporting.fixture import text_of, write_run
@@ -164,7 +164,7 @@ def test_of_runs_in_which_no_record_is_exposed_at_most_one_in_twenty_has_one() -
         named = zip(rng.binomial(35, 0.3, 20).tolist(), rng.binomial(30, 0.3, 20).tolist())
         rows = [row(0.1, (0.05, 0.2), worst_records=exposed(hits, 35, wrong, 30)) for hits, wrong in named]
         for one in rows:
-            one._looks = Looks(40)
+            one._context = FileContext(looks=40)
         runs += any(map(exposes_records, rows))
     assert runs <= 5
 

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from privdd.reporting.finding_selection import largest_bound_finding, strongest_membership, strongest_reconstruction
-from privdd.reporting.schema import Findings, FindingsError, load_findings, validate_findings, write_findings
+from privdd.reporting.schema import Findings, load_findings, validate_findings, write_findings
 from privdd.reporting.summary import verdict_headline
+from privdd.runtime.files import DamagedRun
 
 
 @pytest.fixture
@@ -80,7 +81,7 @@ def test_absent_measures_are_left_out(data: dict[str, Any]) -> None:
     ],
 )
 def test_refuses_in_one_line(data: dict[str, Any], path: str, value: Any, word: str) -> None:
-    with pytest.raises(FindingsError) as caught:
+    with pytest.raises(DamagedRun) as caught:
         validate_findings(put(data, path, value), "run/findings.json")
     message = str(caught.value)
     assert word in message and "\n" not in message and message.startswith("run/findings.json")
@@ -88,7 +89,7 @@ def test_refuses_in_one_line(data: dict[str, Any], path: str, value: Any, word: 
 
 def test_a_contradicted_surface_makes_a_contradicted_run(runs: dict[str, Path]) -> None:
     data = json.loads((runs["contradiction"] / "findings.json").read_text())
-    with pytest.raises(FindingsError, match="contradiction"):
+    with pytest.raises(DamagedRun, match="contradiction"):
         validate_findings(data | {"verdict": "consistent"})
 
 
@@ -106,14 +107,14 @@ def test_a_contradicted_surface_makes_a_contradicted_run(runs: dict[str, Path]) 
 )
 def test_damaged_files_are_refused_in_one_line(tmp_path: Path, text: str) -> None:
     (tmp_path / "findings.json").write_text(text)
-    with pytest.raises(FindingsError) as caught:
+    with pytest.raises(DamagedRun) as caught:
         load_findings(tmp_path)
     assert "\n" not in str(caught.value) and "findings.json" in str(caught.value)
 
 
 def test_nan_hidden_in_diagnostics_is_not_written(data: dict[str, Any], tmp_path: Path) -> None:
     hidden = put(data, "findings/0/diagnostics", {"loss": [1.0, float("nan")]})
-    with pytest.raises(FindingsError):
+    with pytest.raises(DamagedRun):
         write_findings(hidden, tmp_path / "findings.json")
     assert not (tmp_path / "findings.json").exists()
 

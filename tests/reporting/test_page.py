@@ -17,7 +17,8 @@ from privdd.report import main
 from privdd.reporting.comparison import write_comparison
 from privdd.reporting.findings_tables import TableCell, findings_by_question
 from privdd.reporting.page import write_report
-from privdd.reporting.schema import FindingsError, load_findings
+from privdd.reporting.schema import load_findings
+from privdd.runtime.files import DamagedRun
 from tests.conftest import SmallAudit
 from tests.reporting.checker import problems
 from tests.reporting.fixture import text_of, write_run
@@ -228,7 +229,7 @@ def test_evidence_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     for bad in ({"scores": torch.zeros(4), "members": torch.ones(3)}, {"scores": torch.tensor([float("nan")])},
                 {"real": torch.zeros(2, 1, 4, 4), "reconstructed": torch.zeros(2, 1, 4, 5)}):  # fmt: skip
         save_file(bad, path)
-        with pytest.raises(FindingsError, match="lira"):
+        with pytest.raises(DamagedRun, match="lira"):
             write_report(folder)
 
 

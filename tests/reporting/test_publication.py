@@ -12,7 +12,7 @@ import yaml
 from privdd import report
 from privdd.reporting.publication import FILL_IN, model_card, registry_entry, write_form
 from privdd.reporting.run_record import read_run_record
-from privdd.reporting.schema import FindingsError
+from privdd.runtime.files import DamagedRun
 
 # Names and values that the registry's schema allows (opendp/deployments-registry-data, July 2026).
 KEYS = {
@@ -62,7 +62,7 @@ def test_an_entry_has_the_registrys_form_and_the_runs_numbers(protected: Any) ->
 def test_a_run_without_a_limit_or_with_a_false_one_is_not_registered(bare: Any, protected: Any, tmp_path: Path) -> None:
     false = replace(protected, findings=protected.findings.model_copy(update={"verdict": "contradiction"}))
     for record, why in ((bare, "no epsilon is proven"), (false, "was contradicted")):
-        with pytest.raises(FindingsError, match=why):
+        with pytest.raises(DamagedRun, match=why):
             write_form(record, "registry", tmp_path)
     assert list(tmp_path.iterdir()) == []
 

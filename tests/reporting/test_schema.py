@@ -10,8 +10,8 @@ import pytest
 
 from privdd.reporting import schema, wording
 from privdd.reporting.schema import (
+    GRAVITY,
     EpsilonPair,
-    FindingsError,
     Multiplicity,
     NoiseRow,
     Part,
@@ -19,6 +19,7 @@ from privdd.reporting.schema import (
     validate_findings,
     worst_verdict,
 )
+from privdd.runtime.files import DamagedRun
 from tests.reporting.fixture import write_run
 from tests.reporting.test_decision import row, run
 
@@ -69,7 +70,7 @@ def test_a_file_without_the_list_of_what_was_not_tested_is_no_greener_than_one_w
 def test_a_certificate_without_its_test_is_refused(tmp_path: Path) -> None:
     data = run_of(tmp_path)
     data["privacy"]["epsilon"]["certified"] = 1.0
-    with pytest.raises(FindingsError, match="both or neither"):
+    with pytest.raises(DamagedRun, match="both or neither"):
         validate_findings(data)
 
 
@@ -82,7 +83,7 @@ def test_an_epsilon_is_a_number_from_0_or_inf(wrong: object) -> None:
 
 def test_the_gravest_verdict_is_the_runs() -> None:
     grave = ("contradiction", "unprotected", "untested", "consistent")  # as the page sorts them
-    assert grave == wording.GRAVITY
+    assert grave == GRAVITY
     for first, kind in enumerate(grave):
         assert worst_verdict(reversed(grave[first:])) == kind
 
@@ -91,7 +92,7 @@ def test_every_figure_that_could_lie_above_guessing_is_a_look() -> None:
     """Two rates of which one is too small to be seen, an AUC, a naming and a label rate: four, for the run and each row."""
     rates = {key: {"tpr": 0.1, "ci": [0.0, 0.2], "resolvable": key == "0.1"} for key in ("0.01", "0.1")}
     made = run([row(rates), row(None, identified=0.5), row(None, label_accuracy=0.5)], "unprotected", "inf").findings
-    assert [one.rate_count for one in made] == [2, 1, 1] and {one._looks.count for one in made} == {4}
+    assert [one.rate_count for one in made] == [2, 1, 1] and {one._context.looks for one in made} == {4}
 
 
 @pytest.mark.parametrize("kind", [NoiseRow, Multiplicity])
