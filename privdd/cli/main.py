@@ -6,13 +6,11 @@ refused at once.
 
 from __future__ import annotations
 
-import os
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
@@ -32,19 +30,16 @@ from privdd.cli.compose import (
     run_guarded,
     user_config_folders,
 )
-from privdd.cli.overrides import HYDRA_OPTIONS, check_overrides
+from privdd.cli.overrides import HYDRA_OPTIONS, check_overrides, check_settings_used
 from privdd.cli.secret import take_secret, unused_secret_error
-from privdd.cli.settings import audit_settings, privacy_settings, run_settings
+from privdd.cli.settings import audit_settings, is_forced, privacy_settings, run_settings
 from privdd.cli.sweeps import Sweep, count_points, first_point, is_sweep, parse_sweep, pin_sweep_folder
 from privdd.core.validation import BadConfig
 from privdd.runtime.files import check_plain_folder
 from privdd.runtime.progress import format_seconds
-from privdd.runtime.startup import keep_freed_memory, start_forkserver, usable_cores
+from privdd.runtime.startup import environment_variables, keep_freed_memory, start_forkserver, usable_cores
 
-# ``--dry-run``: what an audit, or a sweep of audits, would take, by stage; nothing is kept.
-
-
-DRY_RUN_OPTION = "--dry-run"
+DRY_RUN_OPTION = "--dry-run"  # what an audit, or a sweep of audits, would take, by stage; nothing is kept
 
 
 def print_cost(config: DictConfig, path: Path, points: int | None = 1) -> int:
@@ -61,10 +56,9 @@ def print_cost(config: DictConfig, path: Path, points: int | None = 1) -> int:
         trains_by_own_code,
     )
     from privdd.cli.build import build_attacks, build_experiment
-    from privdd.cli.settings import is_forced
     from privdd.core.device import deterministic_kernels
 
-    if config.get("scores") is not None or config.get("run") is not None or config.get("resume") is not None:
+    if any(config.get(word) is not None for word in ("scores", "run", "resume")):
         raise BadConfig(f"{DRY_RUN_OPTION}: only a run that trains has a price; leave scores=, run= and resume= away")
     experiment = build_experiment(config)
     check_resources(experiment, path, force=is_forced(config))
@@ -76,62 +70,20 @@ def print_cost(config: DictConfig, path: Path, points: int | None = 1) -> int:
         found = choose_engine(experiment, attacks, DRY_RUN_SECONDS)[1] or estimate_cost(
             experiment, attacks, DRY_RUN_SECONDS
         )
-    whole = "" if points == 1 else f"{format_sweep_price(points, found.wall_seconds)}\n"
     total, *stages = found.format_lines()
-    network = describe_network(config.get("model"), count_model_numbers(experiment))
-    print(
-        "\n".join([f"{whole}{config.name or 'this run'}: {total}; nothing was kept", *stages, *network, found.source])
-    )
+    lines, seconds = [f"{config.name or 'this run'}: {total}; nothing was kept", *stages], found.wall_seconds
+    if points != 1:
+        rest = "; how many points follow is not known before they run"
+        if points is not None:
+            rest = f", so all take about {format_seconds(points * seconds)} one after the other, if alike"
+        many = f"{points} points; " if points else ""
+        lines.insert(0, f"sweep: {many}the first takes about {format_seconds(seconds)}{rest}")
+    model, numbers = config.get("model"), count_model_numbers(experiment)
+    if model and numbers:
+        width = f" of width {model.width}" if model.get("width") else ""
+        lines.append(f"network: {model.get('name') or 'your own'}{width}, {numbers / 1e6:.2g} million numbers")
+    print("\n".join([*lines, found.source]))
     return 0
-
-
-def describe_network(model: Any, numbers: int) -> list[str]:
-    """A line about the classifier of a config's ``model`` group, of so many numbers; none where no network is trained together."""
-    if not model or not numbers:
-        return []
-    width = f" of width {model.width}" if model.get("width") else ""
-    return [f"network: {model.get('name') or 'your own'}{width}, {numbers / 1e6:.2g} million numbers"]
-
-
-def format_sweep_price(points: int | None, seconds: float) -> str:
-    """How long a sweep takes whose first point takes so many seconds."""
-    each = f"the first takes about {format_seconds(seconds)}"
-    if points is None:
-        return f"sweep: {each}; how many points follow is not known before they run"
-    return f"sweep: {points} points; {each}, so all take about {format_seconds(points * seconds)} one after the other, if alike"
-
-
-def announce_sweep(config: DictConfig, points: int | None) -> None:
-    """Say on stderr, before a sweep, how many points it has and how long they take; config: of the first, the price of which a few
-    seconds tell. One that cannot run says so when its turn comes."""
-    from privdd.auditing.cost_estimate import ANNOUNCEMENT_SECONDS, choose_engine
-    from privdd.cli.build import build_attacks, build_experiment
-    from privdd.core.device import deterministic_kernels
-
-    said = "sweep: as many points as the sweeper makes" if points is None else f"sweep: {points} points"
-    with suppress(ValueError):
-        experiment = build_experiment(config)
-        with deterministic_kernels(experiment.run.device):
-            found = choose_engine(experiment, build_attacks(config), ANNOUNCEMENT_SECONDS)[1]
-        said = said if found is None else format_sweep_price(points, found.wall_seconds)
-    print(f"privdd: {said}", file=sys.stderr, flush=True)
-
-
-def take_dry_run_option(argv: list[str]) -> bool:
-    """Whether the arguments ask for a price; the option is taken out of them."""
-    asked = DRY_RUN_OPTION in argv
-    while DRY_RUN_OPTION in argv:
-        argv.remove(DRY_RUN_OPTION)
-    return asked
-
-
-def price_command(command: str, argv: list[str], config: DictConfig) -> int:
-    """``print_cost`` of a checked command line; config: of the first point of a sweep."""
-    from privdd.cli.sweeps import count_points, is_sweep
-
-    if command != "audit":
-        raise BadConfig(f"{DRY_RUN_OPTION}: the price of audits; training alone is their stage train")
-    return print_cost(config, Path.cwd(), count_points(argv) if is_sweep(argv) else 1)
 
 
 COMMAND_PURPOSES = {
@@ -171,19 +123,12 @@ def print_help_if_asked(command: str, argv: Sequence[str], out: TextIO) -> bool:
 def help_text(command: str, own: Sequence[str] = ()) -> str:
     """Usage, choices, five examples and where to read on. own: the user's own config folders."""
     folders = [config_dir(), *own]
-    lines = [
-        f"usage: python -m privdd.{command} [KEY=VALUE ...] [-m] [--config-dir DIR]",
-        "",
-        COMMAND_PURPOSES[command],
-        "",
-    ]
-    lines += ["Choices, as NAME=VALUE:"]
+    usage = f"usage: python -m privdd.{command} [KEY=VALUE ...] [-m] [--config-dir DIR]"
+    lines = [usage, "", COMMAND_PURPOSES[command], "", "Choices, as NAME=VALUE:"]
     for group in SHOWN_GROUPS:
-        if group == "attack" and command != "audit":
-            continue
-        lines += textwrap.wrap(
-            ", ".join(group_choices(group, folders)), 110, initial_indent=f"  {group:<11}", subsequent_indent=" " * 13
-        )
+        if group != "attack" or command == "audit":
+            choices = ", ".join(group_choices(group, folders))
+            lines += textwrap.wrap(choices, 110, initial_indent=f"  {group:<11}", subsequent_indent=" " * 13)
     lines += ["", "Every other setting is KEY=VALUE as well: privacy.noise_multiplier=2, seed=1, algo.rounds=5.", ""]
     lines += ["Examples:"]
     for arguments, meaning in COMMAND_EXAMPLES[command]:
@@ -263,33 +208,32 @@ def _run_command(command: str, run: CommandRun) -> int:
     public, secret_typed = take_secret(quote_paths(sys.argv[1:]))
     sys.argv = [sys.argv[0], *public]
     typed, trusted = _split_trusted_packages(public)
-    priced_only = take_dry_run_option(typed)
+    priced_only, typed = DRY_RUN_OPTION in typed, [item for item in typed if item != DRY_RUN_OPTION]
     argv = expand_arguments(typed, command)
     if priced_only:
         if trusted:
             raise BadConfig(NOT_TRUSTED)
-        return price_command(command, argv, config_of(command, *first_point(argv)))
+        if command != "audit":
+            raise BadConfig(f"{DRY_RUN_OPTION}: the price of audits; training alone is their stage train")
+        config = config_of(command, *first_point(argv))
+        return print_cost(config, Path.cwd(), count_points(argv) if is_sweep(argv) else 1)
     if any(a.split("=")[0] in HYDRA_OPTIONS for a in argv):
         _run_with_hydra(command, run, argv, typed)
         return 0
     config = _check_without_torch(command, argv)
     # a stored run may be on another device, and the points of a sweep may be processes themselves
-    if may_start_processes(config) and not _names_stored_run(config) and not is_sweep(argv):
+    if _may_start_processes(config) and not _names_stored_run(config) and not is_sweep(argv):
         start_forkserver(WORKER_MODULES[command], config.device)
     _check_with_torch(config, argv)
     for word in ("resume", "run"):
         if config.get(word) is not None:
             from privdd.cli.stored_config import config_of_stored_run, load_stored_config
 
-            path = Path(str(config[word]))
+            path, words = Path(str(config[word])), ["python", "-m", f"privdd.{command}", *public]
             stored = load_stored_config(path, trusted)
             if secret_typed and stored.privacy.noise_source != "secret":
                 raise unused_secret_error()
-            return run(
-                config_of_stored_run(stored, command, argv, typed, word),
-                path,
-                ["python", "-m", f"privdd.{command}", *public],
-            )
+            return run(config_of_stored_run(stored, command, argv, typed, word), path, words)
     if trusted:
         raise BadConfig(NOT_TRUSTED)
     if secret_typed and config.privacy.noise_source != "secret":
@@ -297,7 +241,7 @@ def _run_command(command: str, run: CommandRun) -> int:
     return _run_with_hydra(command, run, argv, typed)
 
 
-def may_start_processes(config: DictConfig) -> bool:
+def _may_start_processes(config: DictConfig) -> bool:
     """Whether a run may have worker processes, before it is known what it costs."""
     kind, asked = config.engine.kind, config.engine.workers
     return kind == "processes" or (kind == "auto" and config.device == "cpu" and (asked or usable_cores()) > 1)
@@ -319,8 +263,6 @@ def _check_without_torch(command: str, argv: Sequence[str]) -> DictConfig:
 
 def _check_with_torch(config: DictConfig, argv: Sequence[str]) -> None:
     """The rest."""
-    from privdd.cli.overrides import check_settings_used
-
     if not _names_stored_run(config):
         check_settings_used(config, argv)
     from privdd.cli.build import check_config_types
@@ -370,8 +312,7 @@ def _run_with_hydra(command: str, run: CommandRun, argv: Sequence[str], given: S
         name_run(config, node.runtime.choices)
         typed = ["python", "-m", f"privdd.{command}", *overrides_as_typed(node.overrides.task, given)]
         if sweep is not None:
-            work = lambda: _run_sweep_point(config, node.overrides.task, lambda: run(config, path, typed))  # noqa: E731
-            return sweep.run_point(path, work, lambda: _check_finished_point(path, config))
+            return _run_sweep_point(sweep, config, path, node.overrides.task, lambda: run(config, path, typed))
         status.append(run_guarded(lambda: run(config, path, typed)))  # Hydra would print a traceback
         return status[-1]
 
@@ -380,40 +321,29 @@ def _run_with_hydra(command: str, run: CommandRun, argv: Sequence[str], given: S
     if sweep is not None:
         sweep.folder.mkdir(parents=True, exist_ok=True)
         check_plain_folder(sweep.folder)
-        if command == "audit" and not any(sweep.folder.glob("*/point.json")):
-            announce_sweep(config_of(command, *first_point(argv)), sweep.total)
         return _run_sweep(sweep, start)
-    with _raise_hydra_errors():
+    # Hydra raises its errors (such as an unwritable folder) instead of printing a traceback and exiting
+    with environment_variables({"HYDRA_FULL_ERROR": "1"}):
         start()
     return max(status, default=0)
 
 
-def _run_sweep_point(config: DictConfig, typed: Sequence[str], work: Callable[[], int]) -> int:
+def _run_sweep_point(
+    sweep: Sweep, config: DictConfig, path: Path, overrides: Sequence[str], run: Callable[[], int]
+) -> int:
     """One point of a sweep; only the first was checked before."""
-    from privdd.cli.overrides import check_settings_used
 
-    check_settings_used(config, typed)
-    return work()
+    def work() -> int:
+        check_settings_used(config, overrides)
+        return run()
 
+    def check_finished() -> None:
+        from privdd.cli.stored_config import check_finished_run
 
-def _check_finished_point(path: Path, config: DictConfig) -> None:
-    from privdd.cli.stored_config import check_finished_run
+        if config.get("scores") is None:  # what is brought stands in no setting
+            check_finished_run(path, config)
 
-    if config.get("scores") is None:  # what is brought stands in no setting
-        check_finished_run(path, config)
-
-
-@contextmanager
-def _raise_hydra_errors() -> Iterator[None]:
-    """Make Hydra raise its errors (such as an unwritable folder) instead of printing a traceback and exiting."""
-    before = os.environ.get("HYDRA_FULL_ERROR")
-    os.environ["HYDRA_FULL_ERROR"] = "1"
-    try:
-        yield
-    finally:
-        os.environ.pop("HYDRA_FULL_ERROR")
-        if before is not None:
-            os.environ["HYDRA_FULL_ERROR"] = before
+    return sweep.run_point(path, work, check_finished)
 
 
 def _create_sweep(command: str, argv: Sequence[str]) -> Sweep:

@@ -15,7 +15,7 @@ import functools
 import multiprocessing
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from multiprocessing import forkserver
 from multiprocessing.context import BaseContext
@@ -67,7 +67,7 @@ def start_forkserver(modules: Sequence[str], device: str) -> bool:
     if not _preloaded_modules:
         multiprocessing.set_forkserver_preload([*modules])
         try:
-            with _single_threaded_libraries():
+            with environment_variables(SINGLE_THREADED):
                 forkserver.ensure_running()
         except OSError:  # it listens in the temporary folder, whose path may be too long for a socket
             return False
@@ -94,9 +94,10 @@ def _is_privdd_command() -> bool:
 
 
 @contextmanager
-def _single_threaded_libraries() -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in SINGLE_THREADED}
-    os.environ.update(SINGLE_THREADED)
+def environment_variables(values: Mapping[str, str]) -> Iterator[None]:
+    """Set these variables, and restore them on the way out."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
     try:
         yield
     finally:

@@ -57,25 +57,20 @@ def test_on_a_gpu_the_kernels_of_the_run_are_timed(tmp_path: Path, monkeypatch: 
     assert not torch.are_deterministic_algorithms_enabled()
 
 
-def test_what_has_no_price_is_refused() -> None:
+def test_what_has_no_price_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["privdd.train", *FEW, "--dry-run"])
     with pytest.raises(BadConfig, match=r"^--dry-run: the price of audits"):
-        main.price_command("train", [], config_of("train", "algo=fedavg"))
-    argv = ["algo=fedavg", "--dry-run"]
-    assert main.take_dry_run_option(argv) and argv == ["algo=fedavg"] and not main.take_dry_run_option(argv)
+        _run_command("train", lambda *at: 0)
 
 
 def test_a_sweep_is_priced_by_its_first_point(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """Before it starts too; the estimate itself is looked at above."""
+    """The estimate itself is looked at above."""
     took = cost_estimate.CostEstimate({"train": cost_estimate.Stage(90.0, 90.0)}, Engine(), cost_estimate.ResourceNeeds(1, 1), "guessed")
     monkeypatch.setattr(cost_estimate, "choose_engine", lambda *given: (None, took))
     monkeypatch.setattr(sys, "argv", ["privdd.audit", "-m", *FEW, "seed=3,1", "algo.rounds=range(1,4)", "attack=[lira]", "--dry-run"])
     assert _run_command("audit", lambda *at: 9) == 0
     said = "sweep: 6 points; the first takes about 1 min 30 s, so all take about 9 min 00 s one after the other, if alike"
     assert capsys.readouterr().out.splitlines()[0] == said
-    config = config_of("audit", *FEW, "attack=[lira]")
-    for points, start in ((6, said), (None, "sweep: the first takes about 1 min 30 s; how many points")):
-        main.announce_sweep(config, points)
-        assert capsys.readouterr().err.startswith(f"privdd: {start}")
 
 
 def test_packages_to_trust_are_refused_with_a_price_too(monkeypatch: pytest.MonkeyPatch) -> None:
