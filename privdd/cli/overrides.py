@@ -43,6 +43,7 @@ from privdd.cli.settings import (
     to_plain_settings,
     with_defaults,
 )
+from privdd.cli.sweeps import first_values
 from privdd.core import group_settings
 from privdd.core.group_settings import SETTINGS_BY_KIND, reads_files
 from privdd.core.validation import BadConfig, setting_error
@@ -69,10 +70,8 @@ def check_changed_settings(config: DictConfig, base: DictConfig) -> None:
         now, before = to_plain_settings(config), to_plain_settings(base)
     except OmegaConfBaseException:  # a value that is missing, or points nowhere
         return
-    known = dict(iterate_settings(before))
-    changed = {
-        key: value for key, value in iterate_settings(now) if key not in known or not _is_same_value(known[key], value)
-    }
+    known = {key: (type(value), value) for key, value in iterate_settings(before)}
+    changed = {key: value for key, value in iterate_settings(now) if known.get(key) != (type(value), value)}
     changed.pop(SECRET, None)  # no message may hold it
     check = TypeCheck(config)
     for key, value in changed.items():
@@ -92,9 +91,8 @@ def _check_setting_type(check: TypeCheck, config: Mapping[str, Any], key: str, v
     check_setting_numbers(key, value, check.source_key_of(key))
     place, _, name = key.rpartition(".")
     node = _node_at(config, place)
-    target = (
-        GROUP_TARGETS[place][0] if place in GROUP_TARGETS else node.get(TARGET_KEY) if isinstance(node, dict) else None
-    )
+    target = node.get(TARGET_KEY) if isinstance(node, dict) else None
+    target = GROUP_TARGETS[place][0] if place in GROUP_TARGETS else target
     kind = declared_type(target, name) if isinstance(target, str) else None
     if kind is not None and not fits_type(value, kind):
         raise setting_error(check.source_key_of(key), value, describe_type(kind))
@@ -123,10 +121,6 @@ def _changed_nodes(changed: FlatSettings) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def _is_same_value(one: Any, other: Any) -> bool:
-    return type(one) is type(other) and bool(one == other)
-
-
 def _node_at(config: Any, place: str) -> Any:
     for part in place.split("."):
         config = config.get(part) if isinstance(config, dict) else None
@@ -134,17 +128,8 @@ def _node_at(config: Any, place: str) -> Any:
 
 
 HYDRA_OPTIONS = (
-    "--hydra-help",
-    "--info",
-    "-i",
-    "--cfg",
-    "-c",
-    "--shell-completion",
-    "-sc",
-    "--package",
-    "-p",
-    "--resolve",
-)
+    "--hydra-help", "--info", "-i", "--cfg", "-c", "--shell-completion", "-sc", "--package", "-p", "--resolve",
+)  # fmt: skip
 COMMAND_OPTIONS = ("-m", "--multirun", "--config-dir", "-cd", "--help", "-h", "--version", "--dry-run", *HYDRA_OPTIONS)
 OWN_DATA_HINT = "; for a file of yours write data=npz data.root=FILE, for pictures data=folder data.root=DIR."
 
@@ -154,23 +139,21 @@ def check_overrides(command: str, argv: Sequence[str]) -> DictConfig:
     folders = user_config_folders(argv)
     typed = [a for a in argv if "=" in a and not a.startswith(("-", "hydra"))]
     _check_argument_form(argv, folders)
-    parser = OverridesParser.create()
     try:
-        parsed = parser.parse_overrides(typed)
+        parsed = OverridesParser.create().parse_overrides(typed)
     except HydraException as error:
-        raise BadConfig(
-            f"{format_hydra_error(error)}: cannot be read; put the value into quotes, key=\"'value'\""
-        ) from None
+        hint = "cannot be read; put the value into quotes, key=\"'value'\""
+        raise BadConfig(f"{format_hydra_error(error)}: {hint}") from None
     group = [o for o in parsed if o.key_or_group.split("@")[0] in CONFIG_GROUPS and "." not in o.key_or_group]
     for override in group:
         _check_group_choice(override, [config_dir(), *folders])
     plain = [o for o in parsed if o not in group]
-    base = compose_config(command, [_first_swept_value(o) for o in group], folders)
+    base = compose_config(command, first_values(group), folders)
     for override in plain:
         _check_known_key(base, override.key_or_group)
     if not plain:
         return base
-    config = compose_config(command, [_first_swept_value(o) for o in parsed], folders)
+    config = compose_config(command, first_values(parsed), folders)
     check_changed_settings(config, base)
     return config
 
@@ -178,9 +161,8 @@ def check_overrides(command: str, argv: Sequence[str]) -> DictConfig:
 def _check_argument_form(argv: Sequence[str], folders: Sequence[str]) -> None:
     for at, item in enumerate(argv):
         if item.startswith(("+", "~")):
-            raise BadConfig(
-                f"{item}: adding or deleting keys is not supported; put new parts into yaml files (--config-dir)"
-            )
+            hint = "put new parts into yaml files (--config-dir)"
+            raise BadConfig(f"{item}: adding or deleting keys is not supported; {hint}")
         if item.startswith("-") and item.split("=")[0] not in COMMAND_OPTIONS:
             raise BadConfig(f"{item}: unknown option; {_suggest_override(item, argv[at + 1 : at + 2])}")
         if "=" not in item and not item.startswith("-") and item not in folders:
@@ -193,14 +175,11 @@ def _suggest_override(option: str, following: Sequence[str]) -> str:
     """What to type instead of ``--preset smoke``."""
     name, _, value = option.lstrip("-").partition("=")
     value = value or next((word for word in following if "=" not in word and not word.startswith("-")), "VALUE")
-    close = difflib.get_close_matches(
-        option.split("=")[0], [o for o in COMMAND_OPTIONS if o.startswith("--")], 1, cutoff=0.75
-    )
-    return (
-        f"did you mean {close[0]}?"
-        if close and name not in CONFIG_GROUPS
-        else f"settings have no dashes: write {name.replace('-', '_')}={value}"
-    )
+    known = [o for o in COMMAND_OPTIONS if o.startswith("--")]
+    close = difflib.get_close_matches(option.split("=")[0], known, 1, cutoff=0.75)
+    if close and name not in CONFIG_GROUPS:
+        return f"did you mean {close[0]}?"
+    return f"settings have no dashes: write {name.replace('-', '_')}={value}"
 
 
 def _check_group_choice(override: Override, folders: Sequence[str]) -> None:
@@ -209,14 +188,12 @@ def _check_group_choice(override: Override, folders: Sequence[str]) -> None:
     known = group_choices(group, folders)
     for name in _chosen_files(override):
         if name.startswith("_"):
-            raise BadConfig(
-                f"{override.input_line}: files whose names start with _ hold what others share and cannot be chosen"
-            )
+            why = "files whose names start with _ hold what others share and cannot be chosen"
+            raise BadConfig(f"{override.input_line}: {why}")
         if name not in known and "/" not in name:
             close = difflib.get_close_matches(name.lower(), known, 1)
-            meant = (
-                f"; did you mean {close[0]}?" if close else OWN_DATA_HINT if group == "data" and "." in name else "."
-            )
+            meant = OWN_DATA_HINT if group == "data" and "." in name else "."
+            meant = f"; did you mean {close[0]}?" if close else meant
             raise BadConfig(f"{group}={name}: unknown {group}{meant} Allowed are {', '.join(known)}")
 
 
@@ -231,12 +208,6 @@ def _chosen_files(override: Override) -> Iterator[str]:
     for one in (item for several in values for item in several):
         if one is not None and str(one) not in ("null", ""):
             yield re.sub(r"\.yaml$", "", str(one).strip().strip("'\""))
-
-
-def _first_swept_value(o: Override) -> str:
-    if o.is_sweep_override():
-        return f"{o.key_or_group}={next(iter(o.sweep_string_iterator()))}"
-    return str(o.input_line)
 
 
 STATED_HINT = (
@@ -293,11 +264,9 @@ def check_settings_used(config: DictConfig, typed: Sequence[str]) -> None:
     given = [key for key in keys if OmegaConf.select(config, key) not in (None, False)]
     links = _linked_keys(config)
     if config.get("scores") is not None:
-        for key in given:
-            if key not in SETTINGS_WITH_SCORES:
-                raise _unused_error(
-                    config, key, f"scores= trains nothing and reads only {', '.join(SETTINGS_WITH_SCORES)}"
-                )
+        if unread := next((key for key in given if key not in SETTINGS_WITH_SCORES), None):
+            why = f"scores= trains nothing and reads only {', '.join(SETTINGS_WITH_SCORES)}"
+            raise _unused_error(config, unread, why)
         return
     if "scores_surface" in given:
         raise _unused_error(config, "scores_surface", "it says what scores=FILE was computed from")
@@ -319,18 +288,13 @@ def check_settings_used(config: DictConfig, typed: Sequence[str]) -> None:
 
 def check_engine_settings_used(config: DictConfig, keys: Sequence[str]) -> None:
     """The same for the engine's settings alone, by their dotted keys."""
-    keys = [key for key in keys if key.startswith("engine.")]
-    if not keys:
-        return
-    read_by, kind = SETTINGS_BY_KIND, config.engine.get("kind")
     for key in keys:
-        name = key.partition("engine.")[2]
-        readers = [other for other, names in read_by.items() if name in names]
-        asked = OmegaConf.select(config, key) is not None
-        if asked and kind in read_by and readers and kind not in readers:
-            raise _unused_error(
-                config, key, f"engine={kind} does not read it; engine={' and engine='.join(readers)} do"
-            )
+        if key.startswith("engine.") and OmegaConf.select(config, key) is not None:
+            kind, name = config.engine.get("kind"), key.removeprefix("engine.")
+            readers = [other for other, names in SETTINGS_BY_KIND.items() if name in names]
+            if kind in SETTINGS_BY_KIND and readers and kind not in readers:
+                why = f"engine={kind} does not read it; engine={' and engine='.join(readers)} do"
+                raise _unused_error(config, key, why)
 
 
 def _check_privacy_setting(config: DictConfig, key: str, links: set[str]) -> None:
@@ -349,16 +313,14 @@ def _check_privacy_setting(config: DictConfig, key: str, links: set[str]) -> Non
     if not privacy.get("mechanisms"):
         raise _unused_error(config, key, f"privacy={privacy.name} has no mechanism; choose one with privacy=NAME")
     read = sorted(link for link in links if link.startswith("privacy."))
-    fixed = [
-        f"privacy.mechanisms.{leaf}"
-        for leaf in _fixed_settings(OmegaConf.to_container(privacy.mechanisms, resolve=False))
-    ]
-    rest = f"its mechanisms read {', '.join([*read, *fixed])}"
+    # settings of mechanisms that are written there and point nowhere
+    leaves = _iterate_leaves(OmegaConf.to_container(privacy.mechanisms, resolve=False), "privacy.mechanisms")
+    own = ((leaf, value) for leaf, value in leaves if not leaf.endswith("_target_"))
+    fixed = [leaf for leaf, value in own if not (isinstance(value, str) and INTERPOLATION.search(value))]
+    why = f"privacy={privacy.name} does not read it"
     if name == "epsilon":
-        raise _unused_error(
-            config, key, f"the noise of privacy={privacy.name} is not set by a noise multiplier; {rest}"
-        )
-    raise _unused_error(config, key, f"privacy={privacy.name} does not read it; {rest}")
+        why = f"the noise of privacy={privacy.name} is not set by a noise multiplier"
+    raise _unused_error(config, key, f"{why}; its mechanisms read {', '.join([*read, *fixed])}")
 
 
 def _unused_error(config: DictConfig, key: str, why: str) -> BadConfig:
@@ -375,16 +337,8 @@ def _chosen_name(config: DictConfig, group: str) -> str:
 
 def _linked_keys(config: DictConfig) -> set[str]:
     """All keys that a setting of the config points to, from outside the mapping that holds them."""
-    tree = OmegaConf.to_container(config, resolve=False)
-    return {
-        link for _, value in _iterate_leaves(tree) if isinstance(value, str) for link in INTERPOLATION.findall(value)
-    }
-
-
-def _fixed_settings(mechanisms: Any) -> list[str]:
-    """Settings of mechanisms that are written there and point nowhere."""
-    leaves = ((key, value) for key, value in _iterate_leaves(mechanisms) if not key.endswith("_target_"))
-    return [key for key, value in leaves if not (isinstance(value, str) and INTERPOLATION.search(value))]
+    values = (value for _, value in _iterate_leaves(OmegaConf.to_container(config, resolve=False)))
+    return {link for value in values if isinstance(value, str) for link in INTERPOLATION.findall(value)}
 
 
 def _model_keys(node: Any, key: str) -> Iterator[str]:

@@ -32,13 +32,10 @@ from privdd.runtime.files import DamagedRun, check_plain_folder, read_bytes
 from privdd.runtime.renames import TARGET, use_current_names
 
 ALLOWED_ROLES = (Method, Mechanism, Attack)
+PARENT_ROLES = {"attack": Attack, "privacy.mechanisms": Mechanism}  # of the classes right below these keys
 ALLOWED_PACKAGES = (
-    "privdd.methods",
-    "privdd.privacy.mechanisms",
-    "attacks.membership",
-    "attacks.inversion",
-    "attacks.malicious",
-)
+    "privdd.methods", "privdd.privacy.mechanisms", "attacks.membership", "attacks.inversion", "attacks.malicious",
+)  # fmt: skip
 ALLOWED_PARTS = frozenset(  # classes without a role, of which methods and attacks are put together
     {
         "attacks.inversion.feature_inversion.DecoderTraining",
@@ -121,10 +118,6 @@ def _check_user_module(key: str, node: dict[Any, Any], kind: str, trusted: Seque
         raise BadConfig(f"{key}.{name}={target[:200]}: if {module[:80]} is your own module, add trust={module[:80]}")
 
 
-def _user_module(node: dict[Any, Any]) -> str:
-    return str(node.get(USER_CODE_SETTINGS[_class_name_of(node)][0])).partition(":")[0]
-
-
 def _class_name_of(node: dict[Any, Any]) -> str:
     return str(node.get(TARGET)).rpartition(".")[2]
 
@@ -135,7 +128,7 @@ def load_allowed_class(key: str, path: Any, trusted: Sequence[str] = ()) -> type
         raise BadConfig(f"{key}={str(path)[:100]!r}: the name of a class is needed")
     module, _, name = path.rpartition(".")
     own = is_within_packages(module, trusted)
-    if path not in ALLOWED_PARTS and not is_within_packages(module, ALLOWED_PACKAGES) and not own:
+    if not is_allowed_path(path) and not own:
         first = path.split(".")[0]
         known = first in sys.stdlib_module_names or first in ("privdd", "attacks") or len(first) > 80
         hint = "" if known else f"; if {first} is your own package, add trust={first}"
@@ -146,39 +139,36 @@ def load_allowed_class(key: str, path: Any, trusted: Sequence[str] = ()) -> type
         raise BadConfig(f"{key}={path}: no such class ({' '.join(str(error).split())[:150]})") from None
     if not isinstance(found, type):
         raise BadConfig(f"{key}={path}: a function or a value; a stored run may name classes only")
-    if (
-        path not in ALLOWED_PARTS
-        and not issubclass(found, ALLOWED_ROLES)
-        and not (own and is_within_packages(found.__module__, trusted))
-    ):
+    plays_role = path in ALLOWED_PARTS or issubclass(found, ALLOWED_ROLES)
+    if not plays_role and not (own and is_within_packages(found.__module__, trusted)):
         raise BadConfig(f"{key}={path}: neither a method, a mechanism nor an attack, nor a part of one")
     return found
 
 
 def _check_role_of_class(key: str, found: type) -> None:
     """The class has the role of its place at the top of a config."""
-    first, _, rest = key.partition(".")
-    place = {"algo": Method, "model": ModelSpec}.get(key)
-    if first == "attack" and "." not in rest:
-        place = Attack
-    if key.startswith("privacy.mechanisms.") and key.count(".") == 2:
-        place = Mechanism
+    parent = key.rpartition(".")[0]
+    place = {"algo": Method, "model": ModelSpec}.get(key) or PARENT_ROLES.get(parent or key)
     if place is not None and not issubclass(found, place):
         raise BadConfig(f"{key}: {found.__name__} is no {place.__name__}")
 
 
 def list_foreign_packages(config: dict[str, Any]) -> list[str]:
     """The packages, sorted, that ``trust=`` has to name before this config can be read from a run folder."""
-    paths = [str(node[TARGET]) for _, node in _iterate_mappings(config, "") if TARGET in node]
-    inside = [path in ALLOWED_PARTS or is_within_packages(path.rpartition(".")[0], ALLOWED_PACKAGES) for path in paths]
-    own = [
-        _user_module(node) for _, node in _iterate_mappings(config, "") if _class_name_of(node) in USER_CODE_SETTINGS
-    ]
-    foreign = {path.split(".")[0] for path, known in zip(paths, inside, strict=True) if not known}
-    return sorted(
-        foreign
-        | {name.split(".")[0] for name in own if name not in [default for _, default in USER_CODE_SETTINGS.values()]}
-    )
+    found = set()
+    for _, node in _iterate_mappings(config, ""):
+        if TARGET in node and not is_allowed_path(str(node[TARGET])):
+            found.add(str(node[TARGET]).split(".")[0])
+        if _class_name_of(node) in USER_CODE_SETTINGS:
+            name, default = USER_CODE_SETTINGS[_class_name_of(node)]
+            module = str(node.get(name)).partition(":")[0]
+            found |= {module.split(".")[0]} if module != default else set()
+    return sorted(found)
+
+
+def is_allowed_path(path: str) -> bool:
+    """Whether a class of this name may be imported for any stored run."""
+    return path in ALLOWED_PARTS or is_within_packages(path.rpartition(".")[0], ALLOWED_PACKAGES)
 
 
 def is_within_packages(module: str, packages: Sequence[str]) -> bool:
@@ -204,11 +194,8 @@ def _iterate_mappings(value: Any, key: str) -> Iterator[tuple[str, dict[Any, Any
 MAX_CONFIG_BYTES = 2**20  # bytes
 MAX_DEPTH = 50  # mappings and lists inside each other
 START_TOKENS = (
-    yaml.FlowSequenceStartToken,
-    yaml.FlowMappingStartToken,
-    yaml.BlockMappingStartToken,
-    yaml.BlockSequenceStartToken,
-)
+    yaml.FlowSequenceStartToken, yaml.FlowMappingStartToken, yaml.BlockMappingStartToken, yaml.BlockSequenceStartToken,
+)  # fmt: skip
 END_TOKENS = (yaml.FlowSequenceEndToken, yaml.FlowMappingEndToken, yaml.BlockEndToken)
 OUTSIDE_SETTINGS = ("data.root", "engine.address")  # settings that make a run read files or connect outside its folder
 
@@ -316,15 +303,13 @@ def config_of_stored_run(
             raise BadConfig(f"{item}: together with {word}= only {', '.join(CHANGEABLE_SETTINGS[word])} can be changed")
     spelled = [a for a in argv if a in typed or (a.startswith("attack=") and word == "run")]
     fresh = compose_config(command, [f"preset={config.preset.name}", *spelled], user_config_folders(argv))
-    threads = OmegaConf.select(config, "engine.threads")
-    for key in (item.split("=")[0].split("@")[0] for item in typed):
+    threads, keys = OmegaConf.select(config, "engine.threads"), [item.split("=")[0] for item in typed]
+    for key in (key.split("@")[0] for key in keys):
         OmegaConf.update(config, key, OmegaConf.select(fresh, key), merge=False, force_add=True)
-    check_outside_settings(
-        config, [*typed, *(["engine.address"] if any(a.startswith("engine=") for a in typed) else [])]
-    )
+    check_outside_settings(config, [*keys, *(["engine.address"] if "engine" in keys else [])])
     if word == "resume" and threads is not None:
-        _keep_threads(config, threads, any(item.startswith("engine.threads=") for item in typed))
-    check_engine_settings_used(config, [item.split("=")[0] for item in typed])
+        _keep_threads(config, threads, "engine.threads" in keys)
+    check_engine_settings_used(config, keys)
     if word == "run" and "audit.require=some" in argv:  # so ``expand`` says where certain attacks were asked for
         OmegaConf.update(config, "audit.require", "some", force_add=True)
     if command == "audit":
@@ -338,21 +323,19 @@ def add_attacks(config: DictConfig, stored: DictConfig) -> None:
     With other settings than there, an attack stands beside it under a name of its own: lira_2.
     """
     known, asked = dict(to_plain_settings(stored.get("attack")) or {}), to_plain_settings(config.get("attack")) or {}
+
+    def is_another(own: str, node: Mapping[str, Any]) -> bool:
+        """Whether settings differ that the version which stored them had."""
+        return own in known and any(known[own][key] != node[key] for key in known[own].keys() & node.keys())
+
     names = []
     for name, node in asked.items():
-        own, count = name, 1
-        while own in known and not _same(known[own], node):
-            count += 1
-            own = f"{name}_{count}"
+        tried = (name, *(f"{name}_{count}" for count in range(2, len(known) + 2)))
+        own = next(own for own in tried if not is_another(own, node))
         known[own] = node
         names.append(own)
     OmegaConf.update(config, "attack", known, merge=False, force_add=True)
     OmegaConf.update(config, ASKED, names, merge=False, force_add=True)
-
-
-def _same(known: Any, asked: Any) -> bool:
-    """Whether an attack's settings are the same, as far as the version that stored them had them."""
-    return all(known[key] == asked[key] for key in known.keys() & asked.keys())
 
 
 def asked_of(config: DictConfig) -> list[str] | None:
@@ -408,9 +391,8 @@ def check_finished_run(path: Path, config: DictConfig) -> None:
     old, new = _audit_settings_of(stored), _audit_settings_of(asked)
     if all(old["attack"].get(name) == node for name, node in new["attack"].items()):  # others may have been added
         new["attack"] = old["attack"]
-    _compare_settings(
-        path, old, {key: value for key, value in new.items() if key in old}
-    )  # earlier versions had fewer settings
+    new = {key: value for key, value in new.items() if key in old}  # earlier versions had fewer settings
+    _compare_settings(path, old, new)
 
 
 def _compare_settings(path: Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
@@ -428,7 +410,5 @@ def deciding_settings(config: DictConfig) -> dict[str, Any]:
     """The parts of a config that affect what clients send."""
     parts = {str(k): v for k, v in to_plain_settings(config).items() if k not in NOT_FINGERPRINTED}
     audited = {f"audit.{k}": OmegaConf.select(config, f"audit.{k}") for k in ("client", "records")}
-    tail = (
-        to_plain_settings(OmegaConf.select(config, "audit.tail")) or {}
-    )  # stored configs of earlier versions have none
+    tail = to_plain_settings(OmegaConf.select(config, "audit.tail")) or {}  # earlier versions stored none
     return parts | audited | {f"audit.tail.{k}": v for k, v in tail.items() if v}

@@ -74,12 +74,20 @@ def count_points(argv: Sequence[str]) -> int | None:
     return math.prod(sum(1 for _ in o.sweep_iterator()) for o in swept)
 
 
+def first_values(overrides: Iterable[Override]) -> list[str]:
+    """The overrides as they were typed, a sweep as its first value."""
+    return [
+        f"{o.key_or_group}={next(iter(o.sweep_string_iterator()))}" if o.is_sweep_override() else str(o.input_line)
+        for o in overrides
+    ]
+
+
 def first_point(argv: Sequence[str]) -> list[str]:
     """The arguments of the first point of a sweep; those of anything else as they are."""
     if not is_sweep(argv):
         return list(argv)
-    first = {o.input_line: f"{o.key_or_group}={next(iter(o.sweep_string_iterator()))}" for o in _parse_overrides(argv)
-             if o.is_sweep_override()}  # fmt: skip
+    parsed = _parse_overrides(argv)
+    first = dict(zip((o.input_line for o in parsed), first_values(parsed), strict=True))
     return [first.get(a, a) for a in argv if a not in ("-m", "--multirun") and not a.startswith("hydra.mode=")]
 
 
@@ -159,10 +167,7 @@ class Sweep:
         failed = [path for path, status in found.items() if status == 1]
         print(f"\nsweep: {len(done)} of {len(found)} points finished in {self.folder}")
         for path in failed:
-            print(
-                f"privdd: error: {path.name} failed: {read_json(path / POINT_FILE)['error'] or 'cut off'}",
-                file=sys.stderr,
-            )
+            print(f"privdd: error: {path.name} failed: {point_error(path) or 'cut off'}", file=sys.stderr)
         if done and self.command == "audit":
             from privdd.verification.run_folder import compare
 
