@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -50,9 +51,6 @@ from privdd.privacy.mechanisms import ClippedSum
 from privdd.privacy.noise import settings_hash
 from privdd.runtime.engine import IN_THIS_PROCESS, Engine
 
-# Checks of a composed config: wrong types and values out of range, with a one-line message each.
-
-
 COMMAND_SETTINGS = ("name", "run", "resume", "scores", "tracking", "scores_surface", "policy")  # text or null
 
 
@@ -74,15 +72,11 @@ def check_config_types(config: DictConfig) -> None:
         nodes = mapping_at(config, group) if OmegaConf.select(config, group) is not None else {}
         for name, node in nodes.items():
             check.check_built_node(f"{group}.{name}", node)
-    for group, kind in (
-        ("partition", Partition),
-        ("engine", Engine),
-        ("data", load_dataset),
-        ("capture", CaptureSettings),
-    ):
+    kinds = {"partition": Partition, "engine": Engine, "capture": CaptureSettings}
+    for group, kind in {**kinds, "data": load_dataset}.items():
         check.check_arguments(group, mapping_at(config, group), *declared_parameters(kind))
-    for group, made in (("partition", Partition), ("engine", Engine), ("capture", CaptureSettings)):
-        made(**mapping_at(config, group))
+    for group, kind in kinds.items():
+        kind(**mapping_at(config, group))
     run_settings(config), privacy_settings(config), audit_settings(config), is_forced(config)
 
 
@@ -191,18 +185,16 @@ def _noise_settings_hash(run: RunSettings, audit: AuditSettings | None) -> str:
     """All that decides what clients send, the records left out for the audit among it."""
     if audit is None:
         return settings_hash([run.fingerprint, None])
-    tail = (
-        [dict(hard_example_counts(audit.tail))] if audit.tail.size else []
-    )  # runs without one keep the noise of earlier versions
+    # runs without a tail keep the noise of earlier versions
+    tail = [dict(hard_example_counts(audit.tail))] if audit.tail.size else []
     return settings_hash([run.fingerprint, [audit.client, audit.records, *tail]])
 
 
 def _require_role(made: Any, role: type[Role], key: str) -> Role:
     """``made``, if its class inherits from ``role``. Raises BadConfig otherwise."""
     if not isinstance(made, role):
-        raise BadConfig(
-            f"{key}: {type(made).__name__} is no {role.__name__}: it must inherit from privdd.api.{role.__name__}"
-        )
+        name = role.__name__
+        raise BadConfig(f"{key}: {type(made).__name__} is no {name}: it must inherit from privdd.api.{name}")
     return made
 
 
@@ -213,17 +205,19 @@ def _check_device(device: str, method: Method, engine: Engine) -> None:
 
     from privdd.core.device import CUBLAS_WORKSPACE, DETERMINISTIC_WORKSPACES
 
-    if device != "cpu" and not method.audit_hooks.on_gpu:
+    if device == "cpu":
+        return
+    if not method.audit_hooks.on_gpu:
         raise BadConfig(f"device={device}: {type(method).__name__} computes on the CPU alone; leave device=cpu")
-    if device != "cpu" and not torch.cuda.is_available():
+    if not torch.cuda.is_available():
         raise BadConfig(f"device={device}: allowed are cpu, and cuda where a GPU is present")
-    if device != "cpu" and engine.kind not in IN_THIS_PROCESS:
+    if engine.kind not in IN_THIS_PROCESS:
         raise BadConfig(
             f"device={device}: engine={engine.kind} would have several processes share one GPU; take engine=serial, and for "
             "each further GPU a run of its own with CUDA_VISIBLE_DEVICES"
         )
     size = os.environ.get(CUBLAS_WORKSPACE, DETERMINISTIC_WORKSPACES[0])
-    if device != "cpu" and size not in DETERMINISTIC_WORKSPACES:
+    if size not in DETERMINISTIC_WORKSPACES:
         raise BadConfig(
             f"device={device}: with {CUBLAS_WORKSPACE}={size} a GPU gives other bits each time; allowed are {' and '.join(DETERMINISTIC_WORKSPACES)}, or unset it"
         )
@@ -285,14 +279,11 @@ def _build_mechanisms(
 def _calibrate_noise(config: DictConfig, plan: Plan, privacy: PrivacySettings) -> Plan:
     """The noise multiplier for privacy.epsilon, from the plan of releases alone."""
     target = float(privacy.epsilon or 0)
+    said, method = f"privacy.epsilon={target}", type(plan.method).__name__
     if not plan.mechanisms:
-        raise BadConfig(
-            f"privacy.epsilon={target}: privacy={privacy.name} sets no mechanism whose noise could be chosen"
-        )
+        raise BadConfig(f"{said}: privacy={privacy.name} sets no mechanism whose noise could be chosen")
     if plan.method.spends(0, plan.mechanisms) is None:
-        raise BadConfig(
-            f"privacy.epsilon={target}: {type(plan.method).__name__} cannot plan its releases; set privacy.noise_multiplier"
-        )
+        raise BadConfig(f"{said}: {method} cannot plan its releases; set privacy.noise_multiplier")
 
     def event_at_noise(z: float) -> dpa.DpEvent:
         return planned_event(replace(plan, mechanisms=_build_mechanisms(config, plan.method, z)))
@@ -308,17 +299,11 @@ def _calibrate_noise(config: DictConfig, plan: Plan, privacy: PrivacySettings) -
 
 def planned_event(plan: Plan) -> dpa.DpEvent:
     """The event of the client that releases most often, over all rounds, for one partition cell (such as a class)."""
-    spends = plan.method.spends
-    taken = [plan.participants(t) for t in range(plan.method.rounds)]
-    busiest: dict[str, int] = {}
-    for client in range(plan.problem.clients):
-        counts: dict[str, int] = {}
-        for t, chosen in enumerate(taken):
-            if client in chosen:
-                for name, count in (spends(t, plan.mechanisms) or {}).items():
-                    counts[name] = counts.get(name, 0) + count
-        if sum(counts.values()) > sum(busiest.values()):
-            busiest = counts
+    counts: list[Counter[str]] = [Counter() for _ in range(plan.problem.clients)]
+    for t in range(plan.method.rounds):
+        for client in plan.participants(t):
+            counts[client].update(plan.method.spends(t, plan.mechanisms) or {})
+    busiest = max(counts, key=Counter.total)
     events = [dpa.SelfComposedDpEvent(plan.mechanisms[n].event, c) for n, c in busiest.items() if n in plan.mechanisms]
     return dpa.ComposedDpEvent(events)
 

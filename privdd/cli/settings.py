@@ -99,11 +99,10 @@ class TypeCheck:
     ) -> None:
         """Values for parameters of these types; open_ended: others may be given too."""
         for name, value in given.items():
+            source = self.source_key_of(f"{key}.{name}")
             if name not in declared and not open_ended:
-                raise BadConfig(
-                    f"{self.source_key_of(f'{key}.{name}')}: unknown key; {suggest_name(name, declared, key)}"
-                )
-            self.check_value(self.source_key_of(f"{key}.{name}"), value, declared.get(name, Any))
+                raise BadConfig(f"{source}: unknown key; {suggest_name(name, declared, key)}")
+            self.check_value(source, value, declared.get(name, Any))
 
     def check_value(self, key: str, value: Any, kind: Any) -> None:
         """One value; a ``_target_`` inside it is checked against its own class alone."""
@@ -146,13 +145,10 @@ def declared_parameters(target: Callable[..., Any]) -> tuple[dict[str, Any], boo
 
     A parameter without annotation takes anything. Raises NameError for an annotation that names nothing.
     """
-    signature = inspect.signature(target)
-    hints = type_hints_of(target)
-    found = {
-        n: hints.get(n, Any) for n, p in signature.parameters.items() if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)
-    }
-    more = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
-    return found, more
+    parameters, hints = inspect.signature(target).parameters.values(), type_hints_of(target)
+    named = (p for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL))
+    more = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    return {p.name: hints.get(p.name, Any) for p in named}, more
 
 
 def type_hints_of(target: Callable[..., Any]) -> dict[str, Any]:
@@ -219,18 +215,8 @@ def _type_word(kind: Any, *, many: bool = False) -> str:
 
 
 LENGTH_WORDS = {
-    "rounds",
-    "epochs",
-    "steps",
-    "iterations",
-    "networks",
-    "turns",
-    "matches",
-    "reads",
-    "restarts",
-    "starts",
-    "attempts",
-}
+    "rounds", "epochs", "steps", "iterations", "networks", "turns", "matches", "reads", "restarts", "starts", "attempts",
+}  # fmt: skip
 LENGTH_GROUPS = ("algo.", "attack.")
 MAX_LENGTH = 10**6
 
@@ -409,13 +395,13 @@ def _code_names(node: Any) -> Iterator[str]:
 
 def _module_and_file(name: str) -> tuple[str, Path | None]:
     """The longest start of a dotted name that is a module, and its file."""
-    module, file, folders = re.split("[.:]", name)[0], None, None
-    for end in [*(found.start() for found in re.finditer("[.:]", name)), len(name)]:
-        spec = _module_spec(name[:end].replace(":", "."), folders)
+    parts, file, folders = re.split("[.:]", name), None, None
+    module = parts[0]
+    for end in range(1, len(parts) + 1):
+        spec = _module_spec(".".join(parts[:end]), folders)
         if spec is None:
             break
-        module = name[:end].replace(":", ".")
-        folders = None if spec.submodule_search_locations is None else list(spec.submodule_search_locations)
+        module, folders = ".".join(parts[:end]), spec.submodule_search_locations
         file = Path(spec.origin) if spec.has_location and spec.origin else None
         if folders is None:
             break
@@ -444,7 +430,7 @@ NOT_FINGERPRINTED = (
     "attack", "audit", "engine", "capture", "run", "resume", "scores", "name", "tracking", "paper", "resources", "policy",
     "fail_on",
 )  # fmt: skip
-NOISE_SETTINGS = ("secret", "paired_noise")  # neither changes what is run, and runs of earlier versions have neither
+NOT_RUN = ("secret", "paired_noise")  # neither changes what is run, and runs of earlier versions have neither
 
 
 def to_plain_settings(node: Any) -> Any:
@@ -470,7 +456,7 @@ def settings_fingerprint(config: DictConfig) -> str:
     if code := user_code_of_config(config):
         content["own_code"] = code
     if isinstance(privacy := content.get("privacy"), dict):
-        content["privacy"] = {k: v for k, v in privacy.items() if k not in NOISE_SETTINGS}
+        content["privacy"] = {k: v for k, v in privacy.items() if k not in NOT_RUN}
     if isinstance(trust := content.get("trust"), dict) and trust.get("name") == "local":
         del content["trust"]  # as in every run of earlier versions
     if isinstance(data := content.get("data"), dict) and not data.get("standardise"):
@@ -522,16 +508,16 @@ def audit_settings(config: DictConfig) -> AuditSettings | None:
     """None for a config that only trains. Raises BadConfig, naming key, value and what is allowed."""
     if "audit" not in config:
         return None
-    audit = mapping_at(config, "audit")
-    budget = mapping_at(config, "audit.guarantee")
-    waive = {str(k): v for k, v in mapping_at(config, "audit.waive").items() if v is not None}
-    tail = mapping_at(config, "audit.tail") if "tail" in audit else {}  # stored configs of earlier versions have none
-    parts = {
-        "guarantee": GuaranteeBudget(**_check_known_keys("audit.guarantee", budget, GuaranteeBudget)),
-        "tail": HardExampleSettings(**_check_known_keys("audit.tail", tail, HardExampleSettings)),
-    }
-    known = _require_fields("audit", {**audit, **parts}, AuditSettings)
-    return AuditSettings(**{**known, "waive": waive})
+    audit = dict(mapping_at(config, "audit"))
+    audit["waive"] = {str(k): v for k, v in mapping_at(config, "audit.waive").items() if v is not None}
+    parts: dict[str, type] = {"guarantee": GuaranteeBudget, "tail": HardExampleSettings}
+    for name, kind in parts.items():
+        absent = name == "tail" and name not in audit  # in stored configs of earlier versions
+        given, known = {} if absent else mapping_at(config, f"audit.{name}"), [f.name for f in fields(kind)]
+        if unknown := next((key for key in given if key not in known), None):
+            raise BadConfig(f"audit.{name}.{unknown}: unknown key; known there: {', '.join(known)}")
+        audit[name] = kind(**given)
+    return AuditSettings(**_require_fields("audit", audit, AuditSettings))
 
 
 def mapping_at(config: DictConfig, key: str) -> Mapping[str, Any]:
@@ -548,11 +534,3 @@ def _require_fields(key: str, found: Mapping[str, Any], kind: type) -> dict[str,
         if field.default is MISSING and field.default_factory is MISSING and field.name not in found:
             raise BadConfig(f"{key}.{field.name}: a value is needed")
     return {f.name: found[f.name] for f in fields(kind) if f.name in found}
-
-
-def _check_known_keys(key: str, found: Mapping[str, Any], kind: type) -> dict[str, Any]:
-    names = [f.name for f in fields(kind)]
-    for name in found:
-        if name not in names:
-            raise BadConfig(f"{key}.{name}: unknown key; known there: {', '.join(names)}")
-    return dict(found)
