@@ -33,9 +33,8 @@ def config_dir() -> str:
     for folder in (here / "configs", here.parent / "configs"):
         if (folder / "audit.yaml").is_file():
             return str(folder)
-    raise BadConfig(
-        f"no configs found in {here / 'configs'} or {here.parent / 'configs'}; is the installation complete?"
-    )
+    both = f"{here / 'configs'} or {here.parent / 'configs'}"
+    raise BadConfig(f"no configs found in {both}; is the installation complete?")
 
 
 def _value_by_preset(*values: Any, _root_: Any) -> Any:
@@ -51,16 +50,6 @@ def _experiment_term(name: str, otherwise: Any, *, _root_: Any) -> Any:
     """What the chosen experiment gives all of its rows (``paper.terms``), else the algo's own value."""
     value = OmegaConf.select(_root_, f"paper.terms.{name}")
     return otherwise if value is None else value
-
-
-def _value_by_start(start: str, public: Any, records: Any) -> Any:
-    """A setting whose unit is that of the images: of starts that read no record, and of those in the records' pixels."""
-    return records if start in ("real", "statistics") else public
-
-
-def _value_by_data(name: str, names: Sequence[str], there: Any, elsewhere: Any) -> Any:
-    """A setting that a method has on these data sets, and on all others."""
-    return there if name in names else elsewhere
 
 
 PUBLIC_SIZES = {  # name -> training records, classes
@@ -88,14 +77,19 @@ def _expected_batch(usual: int, probability: float, of: str = "client", *, _root
 
 def register_resolvers() -> None:
     """Idempotent; called before anything is composed."""
-    OmegaConf.register_new_resolver("by_preset", _value_by_preset, replace=True)
-    OmegaConf.register_new_resolver("by_data", _value_by_data, replace=True)
-    OmegaConf.register_new_resolver("by_start", _value_by_start, replace=True)
-    OmegaConf.register_new_resolver("expected_batch", _expected_batch, replace=True)
-    OmegaConf.register_new_resolver("per_square", lambda a, b: a / b**2, replace=True)
-    OmegaConf.register_new_resolver("term", _experiment_term, replace=True)
+    made = {
+        "by_preset": _value_by_preset,
+        "by_data": lambda name, names, there, elsewhere: there if name in names else elsewhere,
+        # whose unit is that of the images: of starts that read no record, and of those in the records' pixels
+        "by_start": lambda start, public, records: records if start in ("real", "statistics") else public,
+        "expected_batch": _expected_batch,
+        "per_square": lambda a, b: a / b**2,
+        "term": _experiment_term,
+        "point": point_name,
+    }
+    for name, resolver in made.items():
+        OmegaConf.register_new_resolver(name, resolver, replace=True)
     OmegaConf.register_new_resolver("run_id", lambda: uuid.uuid4().hex[:6], replace=True, use_cache=True)
-    OmegaConf.register_new_resolver("point", point_name, replace=True)
 
 
 register_resolvers()  # on import: a sweep's workers resolve configs before they call any function of privdd
@@ -112,12 +106,8 @@ OFF_BY_DEFAULT = "# Off by default"  # how the yaml of an attack begins that "al
 
 def default_attacks(folders: Sequence[str]) -> list[str]:
     """What ``attack=all`` stands for: every attack that a yaml exists for, but those that are off by default."""
-    asked_for = {
-        path.stem
-        for folder in folders
-        for path in (Path(folder) / "attack").glob("*.yaml")
-        if path.read_text(encoding="utf-8").startswith(OFF_BY_DEFAULT)
-    }
+    files = (path for folder in folders for path in (Path(folder) / "attack").glob("*.yaml"))
+    asked_for = {path.stem for path in files if path.read_text(encoding="utf-8").startswith(OFF_BY_DEFAULT)}
     return [name for name in group_choices("attack", folders) if name not in asked_for]
 
 
@@ -131,10 +121,9 @@ def expand_arguments(argv: Sequence[str], command: str) -> list[str]:
     args = [_expand_all_attacks(a, folders) for a in argv if a != "attack=all"]
     if command == "audit" and not any(a.startswith("attack=") for a in args):
         args.append(f"attack=[{','.join(default_attacks(folders))}]")
-    elif command == "audit" and not any(
-        a.startswith(("audit.require=", "scores=")) or "all" in _listed_attacks(a) for a in argv
-    ):
-        args.append("audit.require=some")
+    elif command == "audit":
+        certain = not any(a.startswith(("audit.require=", "scores=")) or "all" in _listed_attacks(a) for a in argv)
+        args += ["audit.require=some"] if certain else []
     return put_overrides_first(args)
 
 
@@ -204,13 +193,9 @@ def name_run(config: DictConfig, choices: Mapping[str, Any]) -> None:
 def format_hydra_error(error: BaseException) -> str:
     """The first informative sentence of a library's message."""
     cause = error.__cause__ if isinstance(error, HydraException) and error.__cause__ else error
-    lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
-    shown = [
-        line
-        for line in lines
-        if not line.startswith(("Set the environment", "See https", "full_key", "object_type", "_"))
-    ]
-    return " ".join(shown)[:400] or type(error).__name__
+    silent = ("Set the environment", "See https", "full_key", "object_type", "_")
+    lines = (line.strip() for line in str(cause).splitlines())
+    return " ".join(line for line in lines if line and not line.startswith(silent))[:400] or type(error).__name__
 
 
 def run_guarded(main: Callable[[], int]) -> int:
@@ -229,19 +214,16 @@ PATH_SETTINGS = ("data.root", "run", "resume", "scores", "hydra.run.dir", "hydra
 
 def quote_paths(argv: Sequence[str]) -> list[str]:
     """The arguments, each path that Hydra cannot read (``data.root=/home/rené/x.npz``) in Hydra's quotes."""
-    parts = [(item, *item.partition("=")[::2]) for item in argv]
-    return [
-        format_assignment(key, value) if key in PATH_SETTINGS and not _is_readable_override(item) else item
-        for item, key, value in parts
-    ]
+    return [_quote_path(item, *item.partition("=")[::2]) for item in argv]
 
 
-def _is_readable_override(item: str) -> bool:
-    try:
-        OverridesParser.create().parse_override(item)
-    except HydraException:
-        return False
-    return True
+def _quote_path(item: str, key: str, value: str) -> str:
+    if key in PATH_SETTINGS:
+        try:
+            OverridesParser.create().parse_override(item)
+        except HydraException:
+            return format_assignment(key, value)
+    return item
 
 
 def override_value(override: str) -> str:
@@ -275,11 +257,8 @@ def settings_to_overrides(settings: Mapping[str, Any], prefix: str = "") -> Iter
         elif isinstance(value, list | tuple):
             yield f"{name}=[{','.join(format_assignment(name, _format_value(v)).partition('=')[2] for v in value)}]"
         else:
-            yield (
-                format_assignment(name, _format_value(value))
-                if isinstance(value, str)
-                else f"{name}={_format_value(value)}"
-            )
+            text = _format_value(value)
+            yield format_assignment(name, text) if isinstance(value, str) else f"{name}={text}"
 
 
 def _format_value(value: Any) -> str:

@@ -16,19 +16,13 @@ from privdd.cli.build import build_experiment, instantiate_node
 from privdd.cli.compose import config_dir, group_choices, register_resolvers
 from privdd.cli.main import config_of
 from privdd.cli.run import run_audit, run_training
-from privdd.cli.settings import settings_fingerprint as decided_by
-from privdd.cli.settings import to_plain_settings
+from privdd.cli.settings import iterate_settings, settings_fingerprint, to_plain_settings
 from privdd.cli.sweeps import short_digest
 from privdd.core.validation import BadConfig
 from privdd.federated.experiment import Experiment
 
-LOCAL_TRAINING_TERMS = (
-    "local_epochs",
-    "batch_size",
-    "lr",
-    "momentum",
-    "weight_decay",
-)  # of methods that train the classifier locally
+# of methods that train the classifier locally
+LOCAL_TRAINING_TERMS = ("local_epochs", "batch_size", "lr", "momentum", "weight_decay")
 IGNORED_SETTINGS = ("paper", "preset", "name", "seed", "engine", "capture", "run", "resume", "tracking", "device")
 
 
@@ -60,7 +54,7 @@ def row_config(overrides: Sequence[str], seed: int = 0) -> DictConfig:
 
 def config_digest(config: DictConfig, more: Any) -> str:
     """Another one where a setting that affects what clients send has another value, or ``more``, which does not."""
-    return short_digest([decided_by(config), json.dumps(to_plain_settings(more), sort_keys=True)])
+    return short_digest([settings_fingerprint(config), json.dumps(to_plain_settings(more), sort_keys=True)])
 
 
 def terms_of_overrides(overrides: Sequence[str]) -> dict[str, Any]:
@@ -70,25 +64,8 @@ def terms_of_overrides(overrides: Sequence[str]) -> dict[str, Any]:
 
 def flat_settings_of(overrides: Sequence[str]) -> dict[str, Any]:
     """Dotted key -> value of every setting that can change a result."""
-    return dict(
-        _flatten_node(
-            {
-                k: v
-                for k, v in to_plain_settings(_training_config(tuple(overrides))).items()
-                if k not in IGNORED_SETTINGS
-            }
-        )
-    )
-
-
-def _flatten_node(node: Any, prefix: str = "") -> list[tuple[str, Any]]:
-    if isinstance(node, dict) and node:
-        return [
-            item
-            for key, value in node.items()
-            for item in _flatten_node(value, f"{prefix}.{key}" if prefix else str(key))
-        ]
-    return [(prefix, node)]
+    whole = to_plain_settings(_training_config(tuple(overrides)))
+    return dict(iterate_settings({key: value for key, value in whole.items() if key not in IGNORED_SETTINGS}))
 
 
 def train_row(overrides: Sequence[str], seed: int, path: Path) -> int:
@@ -112,16 +89,14 @@ def audit_row(overrides: Sequence[str], path: Path) -> int:
 
 def row_terms(config: DictConfig) -> dict[str, Any]:
     """term -> value of one row; a term of local training is absent where a method has none."""
-    algo = to_plain_settings(config.algo)
+    algo, privacy = to_plain_settings(config.algo), to_plain_settings(config.privacy)
     inner = algo.get("base") or algo.get("inner") or algo
     shared = {
         "rounds": instantiate_node(config.algo).rounds,
         "participation": config.participation,
         "model": inner["model"],
         "data": [to_plain_settings(config.data), to_plain_settings(config.partition)],
-        "privacy": {
-            k: v for k, v in to_plain_settings(config.privacy).items() if k in ("name", "epsilon", "noise_multiplier")
-        },
+        "privacy": {k: v for k, v in privacy.items() if k in ("name", "epsilon", "noise_multiplier")},
     }
     return shared | {name: inner[name] for name in LOCAL_TRAINING_TERMS if name in inner}
 
