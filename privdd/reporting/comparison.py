@@ -12,7 +12,7 @@ from rich.table import Table as Drawn
 from rich.text import Text
 
 from privdd.reporting import export, figures, finding_selection, page, wording
-from privdd.reporting.export import Table, frontier_table, table_to_csv
+from privdd.reporting.export import TRAINING_COLUMNS, frontier_table, table_to_csv
 from privdd.reporting.figures import FrontierPoint, RocLine, save_figure
 from privdd.reporting.finding_selection import beats_guessing
 from privdd.reporting.frontier import PUBLISHED, Setting, frontier_places, group_runs
@@ -197,13 +197,6 @@ def _write_tables(made: Sequence[Setting], out: Path) -> None:
     write_bytes(out / "leaks.tex", export.leaks_to_latex(made).encode())
 
 
-# Of the columns of an audit's frontier: what training alone knows. Nothing was attacked, so nothing is judged.
-KNOWN = (
-    "method", "setting", "seeds", "epsilon_pld", "epsilon_rdp", "delta", "unit", "relation", "accuracy_mean",
-    "accuracy_std", "accuracy_min", "accuracy_max", "diverged", "uploaded_bytes_per_client",
-)  # fmt: skip
-
-
 def read_training_record(path: Path) -> RunRecord:
     """One training as a run without findings. Raises DamagedRun, one line, for another folder."""
     config, result = read_run_config(path / "config.yaml"), read_json(path / "training.json")
@@ -230,18 +223,14 @@ def _utility_of(result: dict[str, Any]) -> Utility:
     return Utility(accuracy=result["accuracy"], accuracy_kind="global", diverged=result.get("diverged"), **sizes)
 
 
-def training_table(made: Sequence[Setting]) -> Table:
-    """One row per setting, as an audit's ``frontier.csv`` has it."""
-    header, rows = frontier_table(made)
-    at = [list(header).index(name) for name in KNOWN]
-    return KNOWN, [[row[i] for i in at] for row in rows]
-
-
 def write_training_table(
     paths: Sequence[Path], out: Path, read: Callable[[Path], RunRecord] = read_training_record
 ) -> Path:
     """``out/training.csv`` of finished trainings, each opened by ``read``; returns its path."""
-    write_bytes(out / "training.csv", table_to_csv(training_table(group_runs([read(p) for p in paths]))).encode())
+    write_bytes(
+        out / "training.csv",
+        table_to_csv(frontier_table(group_runs([read(p) for p in paths]), TRAINING_COLUMNS)).encode(),
+    )
     return out / "training.csv"
 
 

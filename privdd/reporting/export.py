@@ -63,52 +63,60 @@ def escape_latex(text: str) -> str:
     return "".join(_TEX.get(character, character) for character in text)
 
 
-def frontier_table(settings: Sequence[Setting]) -> Table:
-    """One row per setting; nothing in it depends on where or when a run was computed."""
-    header = (
-        "method", "setting", "seeds", "epsilon_pld", "epsilon_rdp", "epsilon_claimed", "epsilon_measured",
-        "delta", "unit", "relation", "accuracy_mean", "accuracy_std", "accuracy_min", "accuracy_max", "diverged",
-        "tpr_at_0.001", "tpr_at_0.01", "psnr", "uploaded_bytes_per_client", "verdict",
-        "noise_source", "paired_noise", "trust", "public_data", "dominated_by", "accuracy_kind",
-    )  # fmt: skip
-    placed = {id(p.setting): [p.trust, p.public or None, p.dominated or None] for p in frontier_places(settings)}
-    kinds = [s.runs[0].findings.utility.accuracy_kind if s.runs[0].findings.utility else None for s in settings]
-    return header, [[*_frontier_row(s), *placed.get(id(s), [None] * 3), kind] for s, kind in zip(settings, kinds)]
-
-
-def _frontier_row(s: Setting) -> list[Any]:
-    privacy, rates = s.runs[0].findings.privacy, [s.tpr(key) for key in ("0.001", "0.01")]
-    pld = max(run.findings.privacy.epsilon.pld for run in s.runs)
-    spread = stdev(s.accuracies) if len(s.accuracies) > 1 else None
-    return [
-        s.method, " ".join(f"{k}={v}" for k, v in s.parameters), len(s.runs), pld, s.epsilon_rdp, s.claim, s.measured,
-        *privacy_terms(privacy), s.accuracy, spread, min(s.accuracies, default=None), max(s.accuracies, default=None), s.diverged,
-        *(at.tpr if at else None for at in rates), s.psnr, s.uploaded, s.verdict,
-        privacy.noise.source if privacy.noise else None, str(privacy.noise.paired).lower() if privacy.noise else None,
-    ]  # fmt: skip
-
-
+FRONTIER_COLUMNS = (
+    "method", "setting", "seeds", "epsilon_pld", "epsilon_rdp", "epsilon_claimed", "epsilon_measured",
+    "delta", "unit", "relation", "accuracy_mean", "accuracy_std", "accuracy_min", "accuracy_max", "diverged",
+    "tpr_at_0.001", "tpr_at_0.01", "psnr", "uploaded_bytes_per_client", "verdict",
+    "noise_source", "paired_noise", "trust", "public_data", "dominated_by", "accuracy_kind",
+)  # fmt: skip
+# Of these, what training alone knows. Nothing was attacked, so nothing is judged.
+TRAINING_COLUMNS = (
+    "method", "setting", "seeds", "epsilon_pld", "epsilon_rdp", "delta", "unit", "relation", "accuracy_mean",
+    "accuracy_std", "accuracy_min", "accuracy_max", "diverged", "uploaded_bytes_per_client",
+)  # fmt: skip
 LEAK_RATES = ("0.001", "0.01")
+LEAK_COLUMNS = (
+    "label", "data", "seeds", *(f"tpr_at_{key}{end}" for key in LEAK_RATES for end in ("", "_low", "_high")),
+    "epsilon_claimed", "epsilon_proven", "epsilon_measured", "delta", "unit", "relation", "psnr", "accuracy_mean", "accuracy_kind",
+    "uploaded_bytes_per_client", "verdict",
+)  # fmt: skip
+LEAK_NAMES = {"label": "setting", "epsilon_measured": "epsilon_shown", "accuracy_mean": "accuracy"}  # in leaks.csv
+
+
+def frontier_table(settings: Sequence[Setting], columns: Sequence[str] = FRONTIER_COLUMNS) -> Table:
+    """One row per setting; nothing in it depends on where or when a run was computed."""
+    placed = {id(p.setting): (p.trust, p.public or None, p.dominated or None) for p in frontier_places(settings)}
+    rows = [_setting_values(s, *placed.get(id(s), (None, None, None))) for s in settings]
+    return columns, [[row[name] for name in columns] for row in rows]
 
 
 def leak_table(settings: Sequence[Setting]) -> Table:
     """One row per setting, numbers alone: rates with the ends of their intervals, epsilons with delta, unit and relation, the rest."""
-    rates = [f"tpr_at_{key}{end}" for key in LEAK_RATES for end in ("", "_low", "_high")]
-    header = (
-        "setting", "data", "seeds", *rates, "epsilon_claimed", "epsilon_proven", "epsilon_shown", "delta", "unit", "relation",
-        "psnr", "accuracy", "accuracy_kind", "uploaded_bytes_per_client", "verdict",
-    )  # fmt: skip
-    return header, [[s.label, *_leak_row(s)] for s in settings]
+    return [LEAK_NAMES.get(name, name) for name in LEAK_COLUMNS], frontier_table(settings, LEAK_COLUMNS)[1]
 
 
-def _leak_row(s: Setting) -> list[Any]:
-    found, utility = s.runs[0].findings, s.runs[0].findings.utility
-    found_rates = [s.tpr(key) for key in LEAK_RATES]
-    rates = [value for at in found_rates for value in ((at.tpr, *at.ci) if at else (None,) * 3)]
-    return [
-        found.run.data, len(s.runs), *rates, s.claim, s.epsilon, s.measured, *privacy_terms(found.privacy), s.psnr, s.accuracy,
-        utility.accuracy_kind if utility else None, s.uploaded, s.verdict,
-    ]  # fmt: skip
+def _setting_values(s: Setting, trust: str | None, public: str | None, dominated: str | None) -> dict[str, Any]:
+    """Column -> value of every table of settings."""
+    found, rates = s.runs[0].findings, dict[str, Any]()
+    noise, utility = found.privacy.noise, found.utility
+    delta, unit, relation = privacy_terms(found.privacy)
+    for key in LEAK_RATES:
+        at = s.tpr(key)
+        low, high = at.ci if at else (None, None)
+        rates |= {f"tpr_at_{key}": at.tpr if at else None, f"tpr_at_{key}_low": low, f"tpr_at_{key}_high": high}
+    return {
+        "method": s.method, "setting": " ".join(f"{k}={v}" for k, v in s.parameters), "label": s.label,
+        "data": found.run.data, "seeds": len(s.runs), **rates,
+        "epsilon_pld": max(run.findings.privacy.epsilon.pld for run in s.runs), "epsilon_rdp": s.epsilon_rdp,
+        "epsilon_proven": s.epsilon, "epsilon_claimed": s.claim, "epsilon_measured": s.measured,
+        "delta": delta, "unit": unit, "relation": relation,
+        "accuracy_mean": s.accuracy, "accuracy_std": stdev(s.accuracies) if len(s.accuracies) > 1 else None,
+        "accuracy_min": min(s.accuracies, default=None), "accuracy_max": max(s.accuracies, default=None),
+        "accuracy_kind": utility.accuracy_kind if utility else None, "diverged": s.diverged, "psnr": s.psnr,
+        "uploaded_bytes_per_client": s.uploaded, "verdict": s.verdict,
+        "noise_source": noise.source if noise else None, "paired_noise": str(noise.paired).lower() if noise else None,
+        "trust": trust, "public_data": public, "dominated_by": dominated,
+    }  # fmt: skip
 
 
 def privacy_terms(privacy: Privacy) -> tuple[float, str, str]:

@@ -4,9 +4,10 @@ one disagreement is a number that is not what the other files say.
 
 from __future__ import annotations
 
+import importlib
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -119,9 +120,8 @@ def listed_digests(manifest: Mapping[str, Any]) -> dict[str, str]:
     for key in (FILES_KEY, PAGE_KEY):
         part = manifest.get(key)
         if not isinstance(part, dict) or not all(isinstance(v, str) for v in part.values()):
-            raise DamagedRun(
-                f"{MANIFEST}: lists no digests of files (a run that was cut off, or one of an earlier version)"
-            )
+            why = "a run that was cut off, or one of an earlier version"
+            raise DamagedRun(f"{MANIFEST}: lists no digests of files ({why})")
         found |= part
     return found
 
@@ -129,16 +129,18 @@ def listed_digests(manifest: Mapping[str, Any]) -> dict[str, str]:
 def check_file_digests(folder: Path, manifest: Mapping[str, Any]) -> Iterator[Disagreement]:
     """Files that are missing or changed, and unlisted files that privdd would read."""
     listed, found = listed_digests(manifest), file_digests(folder)
-    if manifest.get(SEAL_KEY) != compute_seal(manifest):
-        yield Disagreement(MANIFEST, SEAL_KEY, str(manifest.get(SEAL_KEY))[:16], compute_seal(manifest)[:16])
+    yield from _check_seal(manifest)
     for name in sorted({*listed} - UNSEALED):  # earlier versions sealed more
-        if name not in found:
-            yield Disagreement(name, "sha256", listed[name][:16], "no such file")
-        elif listed[name] != found[name]:
-            yield Disagreement(name, "sha256", listed[name][:16], found[name][:16])
+        if listed[name] != (there := found.get(name, "no such file")):
+            yield Disagreement(name, "sha256", listed[name][:16], there[:16])
     for name in sorted({*found} - {*listed}):
         if is_read_by_name(name):
             yield Disagreement(name, "sha256", "nothing (not listed in manifest.json)", found[name][:16])
+
+
+def _check_seal(manifest: Mapping[str, Any]) -> Iterator[Disagreement]:
+    if manifest.get(SEAL_KEY) != compute_seal(manifest):
+        yield Disagreement(MANIFEST, SEAL_KEY, str(manifest.get(SEAL_KEY))[:16], compute_seal(manifest)[:16])
 
 
 def check_page_sources(folder: Path, manifest: Mapping[str, Any]) -> Iterator[Disagreement]:
@@ -146,8 +148,7 @@ def check_page_sources(folder: Path, manifest: Mapping[str, Any]) -> Iterator[Di
     listed = listed_digests(manifest)
     needed = {name for name in listed if name in TOP_FILES or name.startswith("evidence/")}
     there = {name for name in TOP_FILES if (folder / name).is_file()}
-    if manifest.get(SEAL_KEY) != compute_seal(manifest):
-        yield Disagreement(MANIFEST, SEAL_KEY, str(manifest.get(SEAL_KEY))[:16], compute_seal(manifest)[:16])
+    yield from _check_seal(manifest)
     for name in sorted(needed | there):
         found = file_sha256(folder / name) if (folder / name).is_file() else "no such file"
         if listed.get(name) != found:
@@ -192,6 +193,7 @@ def check_artifact_folder(folder: Path, ledger: Ledger) -> Iterator[Disagreement
 
 
 SIGNATURE_ALGORITHM = "ed25519"
+ED25519 = "hazmat.primitives.asymmetric.ed25519"
 MAX_KEY_BYTES = 2**16  # bytes
 
 
@@ -200,7 +202,7 @@ def sign_run(folder: Path, key: Path) -> Path:
 
     Raises DamagedRun for an unsealed folder or another kind of key.
     """
-    private, manifest = _load_private_key(key), read_json(folder / MANIFEST)
+    private, manifest = _load_key(key, private=True), read_json(folder / MANIFEST)
     listed_digests(manifest)
     signed = private.sign(signed_bytes(manifest)).hex()
     public = private.public_key().public_bytes_raw().hex()
@@ -223,64 +225,45 @@ def check_signature(folder: Path, manifest: Any, key: Path | None) -> tuple[str,
             f"{folder / SIGNATURE}: algorithm {stored['algorithm'][:40]!r}, needed is {SIGNATURE_ALGORITHM}"
         )
     wrong = []
-    if key is not None and (expected := _load_public_key(key)) != stored["public_key"]:
-        wrong.append(Disagreement(SIGNATURE, "public_key", stored["public_key"][:64], f"{expected} in {key}"))
+    if key is not None:
+        expected = _load_key(key, private=False).public_bytes_raw().hex()
+        if expected != stored["public_key"]:
+            wrong.append(Disagreement(SIGNATURE, "public_key", stored["public_key"][:64], f"{expected} in {key}"))
     if not _is_valid_signature(stored["public_key"], stored["signature"], signed_bytes(manifest)):
         wrong.append(Disagreement(SIGNATURE, "signature", stored["signature"][:16], "does not hold for manifest.json"))
     return stored["public_key"][:64], wrong
 
 
 def _is_valid_signature(public: str, signature: str, data: bytes) -> bool:
-    library = _import_cryptography()
     try:
-        known = library.ed25519.Ed25519PublicKey.from_public_bytes(bytes.fromhex(public))
+        known = _import_cryptography(ED25519).Ed25519PublicKey.from_public_bytes(bytes.fromhex(public))
         known.verify(bytes.fromhex(signature), data)
-    except (ValueError, library.InvalidSignature):
+    except (ValueError, _import_cryptography("exceptions").InvalidSignature):
         return False
     return True
 
 
-def _load_private_key(file: Path) -> Any:
-    library, data = _import_cryptography(), read_bytes(file, MAX_KEY_BYTES)
-    load = library.load_ssh_private_key if b"OPENSSH" in data else library.load_pem_private_key
-    what = "no private key without a password"
-    return _load_key(file, lambda: load(data, password=None), library.ed25519.Ed25519PrivateKey, what)
-
-
-def _load_public_key(file: Path) -> str:
-    library, data = _import_cryptography(), read_bytes(file, MAX_KEY_BYTES)
-    load = library.load_ssh_public_key if data.startswith(b"ssh-") else library.load_pem_public_key
-    key = _load_key(file, lambda: load(data), library.ed25519.Ed25519PublicKey, "no public key")
-    return key.public_bytes_raw().hex()
-
-
-def _load_key(file: Path, load: Callable[[], Any], kind: type, otherwise: str) -> Any:
+def _load_key(file: Path, *, private: bool) -> Any:
+    """A key without a password, in PEM or OpenSSH's form."""
+    data, library = read_bytes(file, MAX_KEY_BYTES), _import_cryptography("hazmat.primitives.serialization")
+    form = "ssh" if (b"OPENSSH" in data if private else data.startswith(b"ssh-")) else "pem"
     try:
-        key = load()
-    except (ValueError, TypeError, _import_cryptography().UnsupportedAlgorithm) as error:
-        raise DamagedRun(f"{file}: {otherwise} ({' '.join(str(error).split())[:80]})") from None
-    if not isinstance(key, kind):
+        if private:
+            key = getattr(library, f"load_{form}_private_key")(data, password=None)
+        else:
+            key = getattr(library, f"load_{form}_public_key")(data)
+    except (ValueError, TypeError, _import_cryptography("exceptions").UnsupportedAlgorithm) as error:
+        what = "no private key without a password" if private else "no public key"
+        raise DamagedRun(f"{file}: {what} ({' '.join(str(error).split())[:80]})") from None
+    known = _import_cryptography(ED25519)
+    if not isinstance(key, known.Ed25519PrivateKey if private else known.Ed25519PublicKey):
         raise DamagedRun(f"{file}: not an Ed25519 key")
     return key
 
 
-class _Cryptography:
-    """The parts of ``cryptography`` that are used."""
-
-    def __init__(self) -> None:
-        from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
-        from cryptography.hazmat.primitives import serialization
-        from cryptography.hazmat.primitives.asymmetric import ed25519
-
-        self.InvalidSignature, self.UnsupportedAlgorithm, self.ed25519 = InvalidSignature, UnsupportedAlgorithm, ed25519
-        self.load_pem_private_key = serialization.load_pem_private_key
-        self.load_ssh_private_key = serialization.load_ssh_private_key
-        self.load_pem_public_key = serialization.load_pem_public_key
-        self.load_ssh_public_key = serialization.load_ssh_public_key
-
-
-def _import_cryptography() -> _Cryptography:
+def _import_cryptography(part: str) -> Any:
+    """A module of the package, which is optional."""
     try:
-        return _Cryptography()
+        return importlib.import_module(f"cryptography.{part}")
     except ImportError:
         raise DamagedRun("signatures: the package cryptography is missing; pip install 'privdd[sign]'") from None

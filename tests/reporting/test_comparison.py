@@ -15,14 +15,13 @@ import yaml
 
 from privdd.report import main
 from privdd.reporting.comparison import (
-    KNOWN,
     comparison_sentences,
     print_training_table,
     read_training_record,
     write_comparison,
     write_training_table,
 )
-from privdd.reporting.export import escape_latex, table_to_csv
+from privdd.reporting.export import TRAINING_COLUMNS, escape_latex, table_to_csv
 from privdd.reporting.figures import EpsilonAxis, FrontierPoint, StripRow, draw_epsilon_strip, draw_frontier
 from privdd.reporting.frontier import Setting, group_runs
 from privdd.reporting.run_record import read_run_record
@@ -189,7 +188,7 @@ def test_seeds_of_one_setting_are_one_row(tmp_path: Path) -> None:
     paths = [training(tmp_path / str(seed), seed, accuracy) for seed, accuracy in enumerate([0.5, 0.7])]
     written = write_training_table(paths, tmp_path)
     (row,) = csv.DictReader(written.open())
-    assert tuple(row) == KNOWN and row["method"] == "fedavg" and int(row["seeds"]) == 2
+    assert tuple(row) == TRAINING_COLUMNS and row["method"] == "fedavg" and int(row["seeds"]) == 2
     assert float(row["accuracy_mean"]) == pytest.approx(0.6)
     assert (float(row["accuracy_min"]), float(row["accuracy_max"])) == (0.5, 0.7)
     assert (float(row["epsilon_pld"]), float(row["epsilon_rdp"])) == (2.5, 3.5)
