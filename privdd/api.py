@@ -157,17 +157,10 @@ def audit(
     attack=["lira"], privacy={"epsilon": 3}. A folder that holds a part of the same run is gone on with. Raises
     ValueError with one line for what cannot run.
     """
-    from privdd.cli.compose import settings_to_overrides
-    from privdd.cli.main import config_of
-    from privdd.cli.run import run_audit
     from privdd.reporting.run_record import read_run_record
-    from privdd.runtime.engine import own_workers
 
     _attach_views()
-    folder, typed = _output_folder(out), (*overrides, *settings_to_overrides(settings))
-    with own_workers():
-        run_audit(config_of("audit", *typed, config_dir=config_dir), folder, _typed_command("audit", typed))
-    return read_run_record(folder).findings
+    return read_run_record(_run_into("audit", overrides, out, config_dir, settings)).findings
 
 
 def train(
@@ -177,23 +170,32 @@ def train(
 
     Arguments as of ``audit``.
     """
-    from privdd.cli.compose import settings_to_overrides
-    from privdd.cli.main import config_of
-    from privdd.cli.run import run_training
-    from privdd.runtime.engine import own_workers
     from privdd.runtime.files import read_json
 
+    return read_json(_run_into("train", overrides, out, config_dir, settings) / "training.json")
+
+
+def _run_into(
+    command: str,
+    overrides: tuple[str, ...],
+    out: Path | str | None,
+    config_dir: Path | str | None,
+    settings: Mapping[str, Any],
+) -> Path:
+    """The folder of the run that ``python -m privdd.COMMAND`` makes."""
+    from privdd.cli.compose import settings_to_overrides
+    from privdd.cli.main import config_of
+    from privdd.cli.run import run_audit, run_training
+    from privdd.cli.secret import without_secret
+    from privdd.runtime.engine import own_workers
+
     folder, typed = _output_folder(out), (*overrides, *settings_to_overrides(settings))
+    run = {"audit": run_audit, "train": run_training}[command]
     with own_workers():
-        run_training(config_of("train", *typed, config_dir=config_dir), folder, _typed_command("train", typed))
-    return read_json(folder / "training.json")
+        config = config_of(command, *typed, config_dir=config_dir)
+        run(config, folder, ["python", "-m", f"privdd.{command}", *without_secret(typed)])
+    return folder
 
 
 def _output_folder(out: Path | str | None) -> Path:
-    return Path(out) if out is not None else Path(time.strftime("outputs/%Y-%m-%d/%H-%M-%S-") + uuid.uuid4().hex[:6])
-
-
-def _typed_command(command: str, overrides: tuple[str, ...]) -> list[str]:
-    from privdd.cli.secret import without_secret
-
-    return ["python", "-m", f"privdd.{command}", *without_secret(overrides)]
+    return Path(time.strftime("outputs/%Y-%m-%d/%H-%M-%S-") + uuid.uuid4().hex[:6] if out is None else out)

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from markupsafe import Markup
+from matplotlib.figure import Figure
 
-from privdd.reporting import wording
+from privdd.reporting import figures, wording
+from privdd.reporting.finding_selection import boldest_claim, measured_epsilon, strongest_on_each_surface
+from privdd.reporting.findings_tables import knowledge_ladders
+from privdd.reporting.page import plot_epsilons, roc_line_of
+from privdd.reporting.run_record import RunRecord
 from privdd.reporting.schema import FindingRow, Findings
 
 if TYPE_CHECKING:
     import pandas
-    from matplotlib.figure import Figure
 
 Kind = Literal["roc", "epsilon", "frontier", "ladder"]
 # Not one value each.
@@ -50,13 +55,8 @@ def to_html(findings: Findings) -> str:
     """A short view for notebooks: verdict, epsilon, what its noise allows, a line for every finding. All text is escaped."""
     privacy, made = findings.privacy, finding_rows(findings)
     columns = [name for name in SHOWN if any(row.get(name) is not None for row in made)]
-    head = Markup("").join(Markup("<th>{}</th>").format(name.replace("_", " ")) for name in columns)
-    body = Markup("").join(
-        Markup("<tr>{}</tr>").format(
-            Markup("").join(Markup("<td>{}</td>").format(_cell_text(row.get(c))) for c in columns)
-        )
-        for row in made
-    )
+    head = _join_elements("th", (name.replace("_", " ") for name in columns))
+    lines = (_join_elements("td", (_cell_text(row.get(name)) for name in columns)) for row in made)
     text = Markup(
         "<p><b>{}</b> on {}: {}; epsilon at most {} at delta {} ({}, {})</p>{}<table><tr>{}</tr>{}</table>"
     ).format(
@@ -67,11 +67,15 @@ def to_html(findings: Findings) -> str:
         wording.format_number(privacy.delta),
         f"unit {privacy.unit}",
         privacy.relation,
-        Markup("").join(Markup("<p>{}</p>").format(mark) for mark in wording.noise_warnings(privacy)),
+        _join_elements("p", wording.noise_warnings(privacy)),
         head,
-        body,
+        _join_elements("tr", lines),
     )
     return str(text)
+
+
+def _join_elements(tag: str, texts: Iterable[str]) -> Markup:
+    return Markup("").join(Markup(f"<{tag}>{{}}</{tag}>").format(text) for text in texts)
 
 
 def _cell_text(value: Any) -> str:
@@ -87,13 +91,9 @@ def draw_figure(findings: Findings, kind: Kind = "roc") -> Figure:
     run's accuracy at its epsilon (``privdd.api.frontier`` draws several runs); ladder = what attackers rebuild who know
     less and less. Raises ValueError where there is nothing to draw.
     """
-    from privdd.reporting.run_record import RunRecord
-
     if kind not in get_args(Kind):
         raise ValueError(f"kind={kind!r}: allowed are {', '.join(get_args(Kind))}")
     if kind == "epsilon":
-        from privdd.reporting.page import plot_epsilons
-
         return plot_epsilons(RunRecord(Path(), findings)).figure
     if kind == "frontier":
         return _draw_frontier(findings)
@@ -101,17 +101,12 @@ def draw_figure(findings: Findings, kind: Kind = "roc") -> Figure:
         return _draw_ladder(findings)
     folder = findings._context.folder
     if folder is None:
-        raise ValueError(
-            "kind='roc': scores lie in the run's folder; open it with privdd.api.load_run(folder).findings"
-        )
+        where = "open it with privdd.api.load_run(folder).findings"
+        raise ValueError(f"kind='roc': scores lie in the run's folder; {where}")
     return _draw_roc(RunRecord(folder, findings))
 
 
-def _draw_roc(record: Any) -> Figure:
-    from privdd.reporting import figures
-    from privdd.reporting.finding_selection import strongest_on_each_surface
-    from privdd.reporting.page import roc_line_of
-
+def _draw_roc(record: RunRecord) -> Figure:
     best = strongest_on_each_surface(r for r in record.findings.findings if r.family == "membership")
     named = ((f"{wording.surface_title(row)}, {wording.attack_title(row.attack)}", row) for row in best)
     lines = [line for label, row in named if (line := roc_line_of(label, record.evidence(row))) is not None]
@@ -121,25 +116,20 @@ def _draw_roc(record: Any) -> Figure:
 
 
 def _draw_frontier(findings: Findings) -> Figure:
-    from privdd.reporting.figures import FrontierPoint, draw_frontier
-    from privdd.reporting.finding_selection import boldest_claim, measured_epsilon
-
     if findings.utility is None or findings.utility.diverged is not None:
         raise ValueError("kind='frontier': this run has no accuracy")
     claim, shown = boldest_claim(findings.privacy.claims), measured_epsilon(findings.findings)
     stated = claim.number if claim else None
     accuracies = (findings.utility.accuracy,)
-    return draw_frontier([FrontierPoint(findings.run.algo, findings.privacy.epsilon.best, accuracies, shown, stated)])
+    point = figures.FrontierPoint(findings.run.algo, findings.privacy.epsilon.best, accuracies, shown, stated)
+    return figures.draw_frontier([point])
 
 
 def _draw_ladder(findings: Findings) -> Figure:
-    from privdd.reporting.figures import Drawing
-    from privdd.reporting.findings_tables import knowledge_ladders
-
     found = [ladder for ladder in knowledge_ladders(findings) if any(step.psnr is not None for step in ladder.steps)]
     if not found:
         raise ValueError("kind='ladder': no inversion of this run has one")
-    made = Drawing(figsize=(6.4, 0.45 * sum(len(one.steps) + 1 for one in found) + 0.6), layout="constrained")
+    made = figures.Drawing(figsize=(6.4, 0.45 * sum(len(one.steps) + 1 for one in found) + 0.6), layout="constrained")
     for axes, one in zip(made.subplots(len(found), squeeze=False)[:, 0], found):
         axes.barh([step.who for step in one.steps], [step.psnr or 0.0 for step in one.steps])
         axes.invert_yaxis()
