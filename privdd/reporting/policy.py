@@ -96,16 +96,13 @@ def load_policy(file: Path | None, limits: Mapping[str, Any] | None = None) -> P
             raise PolicyError(f"policy={file}: limits as KEY: VALUE are needed")
     found |= {name: limit for name, limit in (limits or {}).items() if limit is not None}
     if not found.keys() - {"not_decided"}:
-        raise PolicyError(
-            "policy: no limit is set, so nothing could be broken; python -m privdd.gate --init writes one"
-        )
+        hint = "python -m privdd.gate --init writes one"
+        raise PolicyError(f"policy: no limit is set, so nothing could be broken; {hint}")
     try:
         return Policy.model_validate(found)
     except ValidationError as error:
-        allowed = ", ".join(Policy.model_fields)
-        raise PolicyError(
-            f"policy{f'={file}' if file else ''}: {first_error_line(error)}; limits are {allowed}"
-        ) from None
+        where, allowed = f"={file}" if file else "", ", ".join(Policy.model_fields)
+        raise PolicyError(f"policy{where}: {first_error_line(error)}; limits are {allowed}") from None
 
 
 def policy_of_settings(settings: Mapping[str, Any]) -> Policy | None:
@@ -156,16 +153,19 @@ def _judge_epsilon(policy: Policy, findings: Findings) -> Iterator[LimitResult]:
         text = f"proven at most {format_number(proven)} ({terms})"
         if math.isinf(proven):
             text = f"nothing is proven: what leaves a client is unprotected, epsilon is infinite ({terms})"
-        yield LimitResult("epsilon_proven", "broken" if proven > limit else "holds", f"{text}; limit {limit:g}")
+        yield _judge_value("epsilon_proven", limit, proven, text)
     if (limit := policy.epsilon_shown) is not None:
         bounds = (measured_epsilon(findings.findings), privacy.epsilon.certified)
         shown = max((bound for bound in bounds if bound is not None), default=None)
-        if shown is None:
-            line = f"no sound test bounded epsilon from below; limit {limit:g}"
-            yield LimitResult("epsilon_shown", "not decided", line)
-        else:
-            line = f"shown at least {format_number(shown)} ({terms}); limit {limit:g}"
-            yield LimitResult("epsilon_shown", "broken" if shown > limit else "holds", line)
+        text = f"shown at least {format_number(shown)} ({terms})"
+        text = "no sound test bounded epsilon from below" if shown is None else text
+        yield _judge_value("epsilon_shown", limit, shown, text)
+
+
+def _judge_value(name: str, limit: float, found: float | None, text: str) -> LimitResult:
+    """A limit on a number, None where there is none."""
+    outcome: Outcome = "not decided" if found is None else "broken" if found > limit else "holds"
+    return LimitResult(name, outcome, f"{text}; limit {limit:g}")
 
 
 def _judge_membership(policy: Policy, believable: Sequence[FindingRow]) -> Iterator[LimitResult]:
@@ -181,10 +181,13 @@ def _judge_membership(policy: Policy, believable: Sequence[FindingRow]) -> Itera
         measured = [row for row in rows if row.worst_records is not None]
         exposed = [row.worst_records for row in measured if row.worst_records and exposes_records(row)]
         counts = [max(1, sum(one.ci[0] > EXPOSED_FPR for one in worst.records)) for worst in exposed]
-        outcome: Outcome = "not decided" if not measured else "broken" if max(counts, default=0) > most else "holds"
-        found = f"{max(counts, default=0)} records are found more often than by guessing"
-        text = found if measured else "no attack looked at single records"
-        yield LimitResult("identified_records", outcome, f"{text}; limit {most}")
+        count = max(counts, default=0)
+        text = (
+            f"{count} records are found more often than by guessing"
+            if measured
+            else "no attack looked at single records"
+        )
+        yield _judge_value("identified_records", most, count if measured else None, text)
 
 
 def _judge_rates(
@@ -193,8 +196,7 @@ def _judge_rates(
     """Broken where the lower end of an interval is above the limit, held where all upper ends are below it; else the sample is too
     small to tell. The intervals hold at 95 % for all rates of the run together."""
     if not rates:
-        line = f"{what}: not measured, or the sample is too small for it; limit {limit:g}"
-        return LimitResult(name, "not decided", line)
+        return _judge_value(name, limit, None, f"{what}: not measured, or the sample is too small for it")
     floors = [(simultaneous_lower_end(rate, ci[0], row._context.looks), rate, row) for rate, ci, row in rates]
     low, _, row = max(floors, key=lambda one: one[:2])
     high = max(1 - simultaneous_lower_end(1 - rate, 1 - ci[1], one._context.looks) for rate, ci, one in rates)
@@ -210,29 +212,29 @@ def _judge_reconstruction(policy: Policy, believable: Sequence[FindingRow]) -> I
     gains = [(psnr_gain(row), row) for row in rows]
     gains += [(r.pictures.best - r.pictures.best_guess, r) for r in rows if r.pictures and has_clear_pictures(r)]
     if not gains:
-        yield LimitResult("psnr_gain", "not decided", f"no attack rebuilt pictures; limit {limit:g}")
+        yield _judge_value("psnr_gain", limit, None, "no attack rebuilt pictures")
         return
     gain, row = max(gains, key=lambda one: one[0])
-    line = f"{gain:.1f} dB above the best blind guess ({row.attack} on {row.surface}); limit {limit:g}"
-    yield LimitResult("psnr_gain", "broken" if gain > limit else "holds", line)
+    text = f"{gain:.1f} dB above the best blind guess ({row.attack} on {row.surface})"
+    yield _judge_value("psnr_gain", limit, gain, text)
 
 
 def _judge_surfaces(policy: Policy, findings: Findings) -> Iterator[LimitResult]:
+    outcome: Outcome
+    sent = {row.surface for row in findings.surfaces}
     if policy.verdicts:
         bad = [f"{row.surface} is {row.verdict}" for row in findings.surfaces if row.verdict not in policy.verdicts]
         undecided = all(line.endswith("untested") for line in bad) if bad else not findings.surfaces
-        outcome: Outcome = "not decided" if undecided else "broken" if bad else "holds"
+        outcome = "not decided" if undecided else "broken" if bad else "holds"
         text = "; ".join(bad) or ("all" if findings.surfaces else "nothing was sent")
         yield LimitResult("verdicts", outcome, f"{text}; allowed: {', '.join(policy.verdicts)}")
     for surface in policy.attacked:
         row = next((row for row in findings.surfaces if row.surface == surface), None)
-        if row is None:
-            line = f"{surface} is not among what was sent: {', '.join(sorted({r.surface for r in findings.surfaces}))}"
-            yield LimitResult(f"attacked.{surface}", "not decided", line)
-        else:
-            done = row.audited is True
-            line = f"{surface}: {'attacked' if done else row.audited}"
-            yield LimitResult(f"attacked.{surface}", "holds" if done else "broken", line)
+        outcome, line = "not decided", f"{surface} is not among what was sent: {', '.join(sorted(sent))}"
+        if row is not None:
+            outcome = "holds" if row.audited is True else "broken"
+            line = f"{surface}: {'attacked' if row.audited is True else row.audited}"
+        yield LimitResult(f"attacked.{surface}", outcome, line)
 
 
 def fails_build(policy: Policy, results: Iterable[LimitResult]) -> bool:
@@ -272,19 +274,14 @@ def doubt_trusted_numbers(results: Iterable[LimitResult], deciding: Iterable[str
 
     deciding: those numbers in words, as "epsilon shown by t2_likelihood_ratio".
     """
-    doubted = {
-        name: words
-        for words in deciding
-        for start, names in TRUSTED.items()
-        if words.startswith(start)
-        for name in names
-    }
-    return [
-        replace(one, outcome="not decided", line=f"{one.line}; {doubted[one.name]} is taken on trust")
-        if one.outcome == "holds" and one.name in doubted
-        else one
-        for one in results
-    ]
+    started = ((words, names) for words in deciding for start, names in TRUSTED.items() if words.startswith(start))
+    doubted = {name: words for words, names in started for name in names}
+    made = []
+    for one in results:
+        if one.outcome == "holds" and one.name in doubted:
+            one = replace(one, outcome="not decided", line=f"{one.line}; {doubted[one.name]} is taken on trust")
+        made.append(one)
+    return made
 
 
 def format_results(results: Sequence[LimitResult]) -> str:
