@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -47,10 +48,11 @@ from privdd.reporting.finding_selection import FEATURE_ATTACKS
 from privdd.reporting.run_record import LIMIT, RunRecord, read_run_config
 from privdd.reporting.schema import UNLISTED, EpsilonPair, FindingRow, Findings, WorstRecord, worst_verdict
 from privdd.runtime.files import DamagedRun, check_plain_folder, read_json, read_json_object, safe_name
-from privdd.runtime.run_folder import FILES_KEY, RunFolder, read_tensors
+from privdd.runtime.run_folder import FILES_KEY, MANIFEST, RunFolder, read_tensors
 from privdd.verification.file_checks import Disagreement, Unverified, check_page_sources, find_disagreements
 
 FINDINGS_FILE = "findings.json"
+compare_findings = functools.partial(find_disagreements, FINDINGS_FILE)
 UNKNOWN_EPSILON = {"pld": math.inf, "rdp": math.inf}  # of scores that someone else computed, without a ledger
 
 
@@ -84,9 +86,8 @@ def check_ledger_numbers(record: RunRecord, ledger: Ledger | None) -> Iterator[D
     if ledger is not None:
         found |= {"delta": ledger.delta, "unit": ledger.unit, "relation": ledger.relation}
     stored = findings.privacy.model_dump(include=set(found))
-    yield from find_disagreements(
-        FINDINGS_FILE, "privacy", {**stored, "epsilon": accountant_pair(findings.privacy.epsilon)}, found
-    )
+    stored["epsilon"] = accountant_pair(findings.privacy.epsilon)
+    yield from compare_findings("privacy", stored, found)
     if ledger is not None:
         yield from _check_surfaces(findings, ledger)
         yield from _check_client_counts(findings, ledger)
@@ -103,7 +104,7 @@ def _check_reconstruction(findings: Findings, ledger: Ledger) -> Iterator[Disagr
     """The reconstruction rows but for the claimed rates; files of earlier versions have none."""
     if findings.privacy.reconstruction is not None:
         stored = [row.model_dump(exclude={"claimed"}, exclude_none=True) for row in findings.privacy.reconstruction]
-        yield from find_disagreements(FINDINGS_FILE, "privacy.reconstruction", stored, reconstruction_rows(ledger, []))
+        yield from compare_findings("privacy.reconstruction", stored, reconstruction_rows(ledger, []))
 
 
 def _check_surfaces(findings: Findings, ledger: Ledger) -> Iterator[Disagreement]:
@@ -117,7 +118,7 @@ def _check_surfaces(findings: Findings, ledger: Ledger) -> Iterator[Disagreement
         name = f"surfaces.{key[0]}"
         if key not in stored or key not in rows:
             words = [" ".join(key) if key in one else None for one in (stored, rows)]
-            yield from find_disagreements(FINDINGS_FILE, name, *words)
+            yield from compare_findings(name, *words)
             continue
         releases = rows[key]
         found = {
@@ -127,7 +128,7 @@ def _check_surfaces(findings: Findings, ledger: Ledger) -> Iterator[Disagreement
             "epsilon": recompute_epsilons(ledger, [key[0]]),
         }
         said = {**stored[key].model_dump(include=set(found)), "epsilon": accountant_pair(stored[key].epsilon)}
-        yield from find_disagreements(FINDINGS_FILE, name, said, found)
+        yield from compare_findings(name, said, found)
 
 
 def _check_client_counts(findings: Findings, ledger: Ledger) -> Iterator[Disagreement]:
@@ -152,20 +153,24 @@ def _check_sizes(record: RunRecord) -> Iterator[Disagreement]:
             except (AttributeError, TypeError) as error:
                 raise DamagedRun(f"{record.path / 'manifest.json'}: {word}_bytes: {error}") from None
             key = f"{word}_bytes_per_client"
-            yield from find_disagreements(FINDINGS_FILE, f"utility.{key}", getattr(utility, key), found)
+            yield from compare_findings(f"utility.{key}", getattr(utility, key), found)
     if utility.accuracy_by_round:
-        yield from find_disagreements(
-            FINDINGS_FILE, "utility.accuracy", utility.accuracy, utility.accuracy_by_round[-1]
-        )
+        yield from compare_findings("utility.accuracy", utility.accuracy, utility.accuracy_by_round[-1])
 
 
 BOUND_MEASURES = ("epsilon_measured", "epsilon_method", "epsilon_validity")
 RECORD_MEASURES = ("worst_records", "by_kind")  # not in every finding of an attack with scores
-UNFAIR_COINS_P_VALUE = (
-    1e-3  # below this p-value the members were not drawn by fair coins, and brought scores get no bound
-)
+UNFAIR_COINS_P_VALUE = 1e-3  # below it the members were not drawn by fair coins, and brought scores get no bound
 MAX_SEED = 2**31 - 1
 ROUNDING = 1e-3  # dB: means of single-precision numbers, in another order
+
+
+class AttackOptions(NamedTuple):
+    """How an attack turned its scores into numbers."""
+
+    delta: float
+    confidence: float
+    targets: int
 
 
 @dataclass(frozen=True)
@@ -188,19 +193,17 @@ def check_score_numbers(record: RunRecord) -> Iterator[Disagreement]:
     yield from _check_budget(record, len(rows))
     brought = record.findings.utility is None and not record.ledger
     seeds = _external_seeds(record.findings.run.seed, len(rows)) if brought else []
+    budget, told = error_budget_of(record, len(rows)), told_of_records(record)
     for place, (at, row) in enumerate(rows):
         held = read_evidence_scores(record, row)
-        if held is None:  # of an attack that brings no scores: see ``verification.taken``
+        if held is None:  # of an attack that brings no scores: see ``list_not_recomputable``
             continue
-        worlds, scores = held
-        delta, confidence, targets = _attack_options(record, row)
+        options = _attack_options(record, row)
         if brought:
-            found = _recompute_external(worlds, scores, delta, confidence, seeds[place], len(rows))
+            found = _recompute_external(held, options, seeds[place], len(rows))
         else:
-            found = _recompute_own(
-                record, row, worlds, scores, delta, confidence, targets, error_budget_of(record, len(rows))
-            )
-        yield from _compare_scores(at, row, found, told_of_records(record))
+            found = _recompute_own(record, row, held, options, budget)
+        yield from _compare_scores(at, row, found, told)
 
 
 def told_of_records(record: RunRecord) -> frozenset[str] | None:
@@ -224,17 +227,17 @@ def _compare_scores(
         if name == "worst_records" and name in stored:
             known = [{key: one[key] for key in one if key in (told or ())} for one in value["records"]]
             value = {**value, "records": known if told else []}
-        yield from find_disagreements("findings.json", f"{key}.{name}", stored.get(name), value)
+        yield from compare_findings(f"{key}.{name}", stored.get(name), value)
     for name in RECORD_MEASURES:
         if name not in found.measures:  # the scores show none
-            yield from find_disagreements("findings.json", f"{key}.{name}", stored.get(name), None)
+            yield from compare_findings(f"{key}.{name}", stored.get(name), None)
     diagnostics = stored.get("diagnostics", {})
     for name, value in found.decisive.items():
-        yield from find_disagreements("findings.json", f"{key}.diagnostics.{name}", diagnostics.get(name), value)
+        yield from compare_findings(f"{key}.diagnostics.{name}", diagnostics.get(name), value)
 
 
-def _attack_options(record: RunRecord, row: FindingRow) -> tuple[float, float, int]:
-    """delta, confidence and targets of an attack: plain numbers of the stored config, else the run's own."""
+def _attack_options(record: RunRecord, row: FindingRow) -> AttackOptions:
+    """Plain numbers of the stored config, else the run's own."""
     attacks = record.config.get("attack")
     node = attacks.get(row.attack) if isinstance(attacks, Mapping) else None
     given = node if isinstance(node, Mapping) else {}
@@ -242,10 +245,9 @@ def _attack_options(record: RunRecord, row: FindingRow) -> tuple[float, float, i
     confidence = given.get("confidence", row.confidence)
     known = [record.findings.privacy.delta if delta is None else delta, 0.95 if confidence is None else confidence]
     if not all(isinstance(v, int | float) and 0 <= v < 1 for v in known) or not isinstance(targets, int):
-        raise DamagedRun(
-            f"{record.path / 'config.yaml'}: attack.{row.attack}: delta, confidence or targets are no numbers"
-        )
-    return float(known[0]), float(known[1]), max(1, targets)
+        why = "delta, confidence or targets are no numbers"
+        raise DamagedRun(f"{record.path / 'config.yaml'}: attack.{row.attack}: {why}")
+    return AttackOptions(float(known[0]), float(known[1]), max(1, targets))
 
 
 def read_evidence_scores(record: RunRecord, row: FindingRow) -> tuple[Worlds, Tensor] | None:
@@ -280,16 +282,10 @@ def read_evidence_scores(record: RunRecord, row: FindingRow) -> tuple[Worlds, Te
 
 
 def _recompute_own(
-    record: RunRecord,
-    row: FindingRow,
-    worlds: Worlds,
-    scores: Tensor,
-    delta: float,
-    confidence: float,
-    targets: int,
-    budget: ErrorBudget,
+    record: RunRecord, row: FindingRow, held: tuple[Worlds, Tensor], options: AttackOptions, budget: ErrorBudget
 ) -> RecomputedScores:
     """With the random streams of the run: they break ties between scores."""
+    (worlds, scores), (delta, confidence, targets) = held, options
     where = str(row.note or "").split("; ")[0]
     seeds = attack_seeds(Keys(record.findings.run.seed), row.attack, str(row.surface), where)
     first, second = (np.random.default_rng(seed) for seed in seeds)
@@ -320,7 +316,7 @@ def check_pictures(record: RunRecord) -> Iterator[Disagreement]:
             pairs += [("pictures.median", seen.median, np.median(held))]
         for name, stored, found in pairs:
             if abs(stored - found) > ROUNDING:
-                yield from find_disagreements("findings.json", f"{key}.{name}", stored, float(found))
+                yield from compare_findings(f"{key}.{name}", stored, float(found))
 
 
 def pictures_of(record: RunRecord, row: FindingRow) -> np.ndarray | None:
@@ -346,26 +342,22 @@ def _check_budget(record: RunRecord, membership: int) -> Iterator[Disagreement]:
     if shared is None:
         return
     if isinstance(confidence, int | float) and 0 < confidence < 1:
-        yield from find_disagreements(
-            "findings.json", "privacy.multiplicity.alpha", shared.alpha, round(1 - confidence, 12)
-        )
+        yield from compare_findings("privacy.multiplicity.alpha", shared.alpha, round(1 - confidence, 12))
     canaries = CANARY_TESTS * any(row.attack.startswith("one_run_") for row in record.findings.findings)
-    replaced = shared.replaced or 0
-    left = shared.tests - membership - canaries - replaced
-    mechanisms = max(0, -(-(left - WHOLE_RUN_TESTS) // TESTS_PER_MECHANISM))
-    counted = max(
-        1, membership + canaries + TESTS_PER_MECHANISM * mechanisms + WHOLE_RUN_TESTS * (mechanisms > 0) + replaced
-    )
-    yield from find_disagreements("findings.json", "privacy.multiplicity.tests", shared.tests, counted)
+    known = membership + canaries + (shared.replaced or 0)
+    mechanisms = max(0, math.ceil((shared.tests - known - WHOLE_RUN_TESTS) / TESTS_PER_MECHANISM))
+    counted = max(1, known + TESTS_PER_MECHANISM * mechanisms + WHOLE_RUN_TESTS * (mechanisms > 0))
+    yield from compare_findings("privacy.multiplicity.tests", shared.tests, counted)
 
 
-def _recompute_external(
-    worlds: Worlds, scores: Tensor, delta: float, confidence: float, seed: int, tests: int
-) -> RecomputedScores:
+def _recompute_external(held: tuple[Worlds, Tensor], options: AttackOptions, seed: int, tests: int) -> RecomputedScores:
     """Measures of external scores: the bound at the confidence shared by all attacks decides."""
+    worlds, scores = held
     found = [
-        membership_measures(scores, worlds, delta=delta, generator=np.random.default_rng(seed), confidence=level)[0]
-        for level in (confidence, shared_confidence(confidence, tests))
+        membership_measures(scores, worlds, delta=options.delta, generator=np.random.default_rng(seed), confidence=one)[
+            0
+        ]
+        for one in (options.confidence, shared_confidence(options.confidence, tests))
     ]
     members = int(worlds.masks[0].sum())
     fair = binomial_p_value(members, worlds.masks.shape[1], 0.5) >= UNFAIR_COINS_P_VALUE
@@ -392,19 +384,18 @@ def check_verdicts(record: RunRecord, ledger: Ledger | None) -> Iterator[Disagre
         stated = stated_epsilon(record, ledger, surface)
         for at, one in mine:
             yield from _check_stated(record, at, one, _printed_epsilon(ledger, every[at], stated))
-        attacked = any(
-            is_about_releases(one.family, one.adversary) and MEASURE_KEYS & one.model_fields_set for _, one in mine
-        )
+        about = (one for _, one in mine if is_about_releases(one.family, one.adversary))
+        attacked = any(MEASURE_KEYS & one.model_fields_set for one in about)
         if (row.audited is True) != attacked:
-            yield from find_disagreements(FINDINGS_FILE, f"surfaces.{surface}.audited", row.audited, attacked)
+            yield from compare_findings(f"surfaces.{surface}.audited", row.audited, attacked)
         unlisted = findings.schema_ == 1 and row.untested == [UNLISTED]
         listed = [] if ledger is None else untested_parts(ledger, surface, every)
         missing = row.untested if unlisted else listed
-        yield from find_disagreements(FINDINGS_FILE, f"surfaces.{surface}.untested", row.untested, missing)
+        yield from compare_findings(f"surfaces.{surface}.untested", row.untested, missing)
         said = decide_verdict(recompute_epsilons(ledger, [surface]), stated, [every[at] for at, _ in mine], missing)
-        yield from find_disagreements(FINDINGS_FILE, f"surfaces.{surface}.verdict", row.verdict, said)
+        yield from compare_findings(f"surfaces.{surface}.verdict", row.verdict, said)
         found.append(said)
-    yield from find_disagreements(FINDINGS_FILE, "verdict", findings.verdict, worst_verdict(found))
+    yield from compare_findings("verdict", findings.verdict, worst_verdict(found))
     if ledger is not None:
         yield from _check_certified(record, ledger, every)
 
@@ -414,13 +405,11 @@ def _check_certified(record: RunRecord, ledger: Ledger, every: list[Finding]) ->
     findings, victim = record.findings, int(record.manifest.get("audited_client", -1))
     pairs = {"privacy": (findings.privacy.epsilon, certified_entries(every))}
     for row in findings.surfaces:
-        pairs[f"surfaces.{row.surface}"] = (
-            row.epsilon,
-            certified_entries_of_surface(victim, ledger, str(row.surface), every),
-        )
+        entries = certified_entries_of_surface(victim, ledger, str(row.surface), every)
+        pairs[f"surfaces.{row.surface}"] = (row.epsilon, entries)
     for name, (pair, found) in pairs.items():
         stored = pair.model_dump(include={"certified", "certified_by"}, exclude_none=True)
-        yield from find_disagreements(FINDINGS_FILE, f"{name}.epsilon", stored, found)
+        yield from compare_findings(f"{name}.epsilon", stored, found)
 
 
 def stated_epsilon(record: RunRecord, ledger: Ledger | None, surface: str) -> float | None:
@@ -445,7 +434,7 @@ def _check_stated(record: RunRecord, at: int, row: FindingRow, stated: float | N
     claims = [claim.number for claim in record.findings.privacy.claims]
     if row.epsilon_stated not in claims or row.epsilon_stated is None:
         key = f"findings.{at} ({row.surface} {row.attack}).epsilon_stated"
-        yield from find_disagreements(FINDINGS_FILE, key, row.epsilon_stated, stated)
+        yield from compare_findings(key, row.epsilon_stated, stated)
 
 
 TRAINING_FILE = "training.json"
@@ -482,4 +471,4 @@ def check_training_numbers(folder: Path) -> Iterator[Disagreement]:
         read_run_config(folder / "config.yaml").get("seed"),
         read_json_object(RunFolder(folder).manifest_file),
     )
-    yield from find_disagreements("manifest.json", "seed", manifest.get("seed"), seed)
+    yield from find_disagreements(MANIFEST, "seed", manifest.get("seed"), seed)
