@@ -21,7 +21,7 @@ from privdd.reporting.run_record import RunRecord, read_run_config, read_run_rec
 from privdd.reporting.schema import GRAVITY, EpsilonPair, Findings, Privacy, Run, Seconds, TprAt, Utility
 from privdd.reporting.summary import is_weak_limit
 from privdd.reporting.terminal import console_for
-from privdd.reporting.wording import format_number, format_share
+from privdd.reporting.wording import format_number, format_share, page_limits
 from privdd.runtime.files import DamagedRun, read_json, write_bytes
 
 CURVES = 8  # one per colour
@@ -61,13 +61,13 @@ def _membership_sentences(fpr: float, found: Sequence[tuple[float, str, TprAt]])
     if not above:
         return [f"At {rate} false alarms no attack named more training records than guessing does in any setting."]
     high, most, _ = above[-1]
-    said = f"At {rate} false alarms an attacker finds {wording.format_share(high)} of the training records of {most}"
+    said = f"At {rate} false alarms an attacker finds {format_share(high)} of the training records of {most}"
     low, least, at = found[0]
     if least == most:
         return [f"{said}."]
     if beats_guessing(at, fpr):
-        return [f"{said}, and {wording.format_share(low)} of those of {least}."]
-    between = f"95 %: {wording.format_share(at.ci[0])} to {wording.format_share(at.ci[1])}"
+        return [f"{said}, and {format_share(low)} of those of {least}."]
+    between = f"95 %: {format_share(at.ci[0])} to {format_share(at.ci[1])}"
     return [f"{said}; for {least} its success cannot be told from guessing ({between})."]
 
 
@@ -83,7 +83,7 @@ def overlay_rocs(made: Sequence[Setting]) -> Plot | None:
     if not lines:
         return None
     lines = sorted(lines, key=lambda line: -float(line.curve.tpr[1]))[:CURVES]
-    said = "; ".join(f"{line.label}: AUC {wording.format_share(line.curve.auc)}" for line in lines)
+    said = "; ".join(f"{line.label}: AUC {format_share(line.curve.auc)}" for line in lines)
     bands = "bands are pointwise 95 % intervals" if len(lines) <= figures.BANDS else "leaks.csv has the intervals"
     caption = f"Each setting's strongest attack, at the median seed; {bands}."
     title = "Membership, method by method"
@@ -134,11 +134,13 @@ def draw_comparison(made: Sequence[Setting]) -> list[Plot]:
 
 def best_albums(made: Sequence[Setting]) -> list[PictureAlbum]:
     """For each setting, the pictures of its best reconstruction."""
-    best = [
-        (setting, finding_selection.strongest_reconstruction(setting.runs[0].findings.findings)) for setting in made
-    ]
-    found = (page.picture_album(setting.label, setting.runs[0], row) for setting, row in best if row)
-    return [one for one in found if one is not None][:CURVES]
+    found = []
+    for setting in made:
+        run = setting.runs[0]
+        best = finding_selection.strongest_reconstruction(run.findings.findings)
+        album = page.picture_album(setting.label, run, best) if best else None
+        found += [album] if album else []
+    return found[:CURVES]
 
 
 def write_comparison(
@@ -158,43 +160,34 @@ def write_comparison(
     out = Path(out)
     paths = [*unique.values()]
     made = group_runs([read_run_record(path) for path in paths] if read is None else read(paths))
-    for line in (comparison_headline(made), *comparison_sentences(made)):
+    title, sentences = comparison_headline(made), comparison_sentences(made)
+    for line in (title, *sentences):
         say(line)
     drawn, pictures = draw_comparison(made), best_albums(made)
+    named = {plot.name: plot for plot in drawn}
     template = page.template_environment().get_template("comparison.html.jinja")
     text = template.render(
         made=made,
         places=frontier_places(made),
-        title=comparison_headline(made),
-        sentences=comparison_sentences(made),
+        title=title,
+        sentences=sentences,
         albums=pictures,
-        **_plots_by_name(drawn),
+        **{name: named.get(name) for name in ("roc", "frontier", "bytes", "accuracy")},
         verdict="contradiction" if any(s.verdict == "contradiction" for s in made) else "plain",
         weak=is_weak_limit,
         beats_guessing=beats_guessing,
-        limits=list(
-            dict.fromkeys(said for s in made for run in s.runs for said in wording.page_limits(run.findings.privacy))
-        ),
+        limits=list(dict.fromkeys(said for s in made for run in s.runs for said in page_limits(run.findings.privacy))),
     )
     write_bytes(out / "comparison.html", text.encode(errors="replace"))
-    _write_tables(made, out)
+    tables = {"findings": export.findings_table, "frontier": frontier_table, "leaks": export.leak_table}
+    for name, table in tables.items():
+        write_bytes(out / f"{name}.csv", table_to_csv(table(made)).encode())
+    write_bytes(out / "leaks.tex", export.leaks_to_latex(made).encode())
     for plot in drawn:
         save_figure(plot.figure, plot.drawing, out / "figures", plot.name)
     for index, album in enumerate(pictures):
         album.save(out / "figures", f"pictures-{index + 1}-{page.make_slug(album.owner)}")
     return out / "comparison.html"
-
-
-def _plots_by_name(drawn: Sequence[Plot]) -> dict[str, Plot | None]:
-    named: dict[str, Plot | None] = dict.fromkeys(("roc", "frontier", "bytes", "accuracy"))
-    return named | {plot.name: plot for plot in drawn}
-
-
-def _write_tables(made: Sequence[Setting], out: Path) -> None:
-    write_bytes(out / "findings.csv", export.table_to_csv(export.findings_table(made)).encode())
-    write_bytes(out / "frontier.csv", export.table_to_csv(export.frontier_table(made)).encode())
-    write_bytes(out / "leaks.csv", export.table_to_csv(export.leak_table(made)).encode())
-    write_bytes(out / "leaks.tex", export.leaks_to_latex(made).encode())
 
 
 def read_training_record(path: Path) -> RunRecord:
@@ -241,16 +234,9 @@ def print_training_table(paths: Sequence[Path], file: IO[str]) -> None:
     for name in ("seeds", "accuracy", "epsilon (PLD)", "epsilon (RDP)", "delta"):
         table.add_column(name, justify="right", no_wrap=True)
     for one in group_runs([read_training_record(path) for path in paths]):
-        privacy = one.runs[0].findings.privacy
         pld = max(run.findings.privacy.epsilon.pld for run in one.runs)
-        cells = (
-            one.label,
-            len(one.runs),
-            _accuracy_cell(one),
-            format_number(pld),
-            format_number(one.epsilon_rdp),
-            format_number(privacy.delta),
-        )
+        numbers = (pld, one.epsilon_rdp, one.runs[0].findings.privacy.delta)
+        cells = (one.label, len(one.runs), _accuracy_cell(one), *map(format_number, numbers))
         table.add_row(*(Text(str(cell)) for cell in cells))
     console_for(file).print(table)
 

@@ -68,11 +68,9 @@ class Setting:
     @property
     def claim(self) -> float | None:
         """The smallest epsilon of a paper that holds at the delta of the runs: one at a larger delta does not stand beside it."""
-        held = [(run.findings.privacy.delta, run.findings.privacy.claims) for run in self.runs]
-        claims = [
-            finding_selection.boldest_claim(c for c in made if (c.delta or delta) <= delta) for delta, made in held
-        ]
-        return min((c.number for c in claims if c is not None and c.number is not None), default=None)
+        privacies = [run.findings.privacy for run in self.runs]
+        held = (c.number for one in privacies for c in one.claims if (c.delta or one.delta) <= one.delta)
+        return min((number for number in held if number is not None), default=None)
 
     @property
     def measured(self) -> float | None:
@@ -119,7 +117,7 @@ def lower_median(values: Iterable[float | None]) -> float | None:
 
 def _strongest_at(run: RunRecord, key: str) -> TprAt | None:
     rows = [row for row in run.findings.findings if row.family == "membership" and row.tpr_at_fpr]
-    found = [row.tpr_at_fpr[key] for row in rows if row.tpr_at_fpr and key in row.tpr_at_fpr]
+    found = (row.tpr_at_fpr[key] for row in rows if row.tpr_at_fpr and key in row.tpr_at_fpr)
     return max((at for at in found if at.resolvable), key=lambda at: at.tpr, default=None)
 
 
@@ -138,19 +136,17 @@ def flatten_config(config: Mapping[str, Any], prefix: str = "") -> dict[str, str
 
 def group_runs(runs: Sequence[RunRecord]) -> list[Setting]:
     """Group runs by everything but the seed; sorted by method, then falling epsilon, then label."""
-    flats = [_run_identity(run) for run in runs]
     grouped: dict[tuple[tuple[str, str], ...], list[RunRecord]] = {}
-    for run, flat in zip(runs, flats, strict=True):
-        grouped.setdefault(tuple(sorted(flat.items())), []).append(run)
+    for run in runs:
+        grouped.setdefault(tuple(sorted(_run_identity(run).items())), []).append(run)
     made = [_make_setting(dict(key), members, [dict(k) for k in grouped]) for key, members in grouped.items()]
     return sorted(_number_equal_labels(made), key=lambda s: (s.method, -s.epsilon, s.label))
 
 
 def _run_identity(run: RunRecord) -> dict[str, str]:
-    known = run.findings.run
-    return {"algo": known.algo, "data": known.data, "preset": known.preset} | {
-        f"config:{key}": value for key, value in flatten_config(run.config).items()
-    }
+    known, config = run.findings.run, flatten_config(run.config)
+    named = {"algo": known.algo, "data": known.data, "preset": known.preset}
+    return named | {f"config:{key}": value for key, value in config.items()}
 
 
 def _make_setting(mine: Mapping[str, str], runs: list[RunRecord], everyone: Sequence[Mapping[str, str]]) -> Setting:
@@ -160,17 +156,12 @@ def _make_setting(mine: Mapping[str, str], runs: list[RunRecord], everyone: Sequ
         keys = [k for k in keys if not k.endswith("noise_multiplier")]
     named = ((k.removeprefix("config:").rsplit(".", 1)[-1], mine[k]) for k in sorted(keys))
     parameters = tuple(dict.fromkeys(named))  # a value that several parts of the config take over counts once
-    wide = [k for k in ("data", "preset") if len({other[k] for other in everyone}) > 1]
-    method = " ".join(
-        [mine["algo"], *(mine[k] for k in wide), *(v.rsplit(".", 1)[-1] for _, v in parameters if not _is_numeric(v))][
-            :4
-        ]
-    )
+    wide = [mine[k] for k in ("data", "preset") if len({other[k] for other in everyone}) > 1]
+    words = [value.rsplit(".", 1)[-1] for _, value in parameters if not _is_numeric(value)]
     numbers = [f"{name}={value}" for name, value in parameters if _is_numeric(value)]
-    label = " ".join([method, *numbers[:3]])
-    return Setting(
-        label, method, parameters, tuple(sorted(runs, key=lambda run: (run.findings.run.seed, str(run.path))))
-    )
+    method = " ".join([mine["algo"], *wide, *words][:4])
+    ordered = sorted(runs, key=lambda run: (run.findings.run.seed, str(run.path)))
+    return Setting(" ".join([method, *numbers[:3]]), method, parameters, tuple(ordered))
 
 
 def _is_numeric(text: str) -> bool:
@@ -183,12 +174,11 @@ def _is_numeric(text: str) -> bool:
 def _number_equal_labels(made: list[Setting]) -> list[Setting]:
     """Numbers behind labels that several settings share."""
     counts: Counter[str] = Counter()
-    result = []
-    for setting in made:
+    for at, setting in enumerate(made):
         counts[setting.label] += 1
-        again = counts[setting.label]
-        result.append(setting if again == 1 else replace(setting, label=f"{setting.label} ({again})"))
-    return result
+        if (again := counts[setting.label]) > 1:
+            made[at] = replace(setting, label=f"{setting.label} ({again})")
+    return made
 
 
 # A setting is dominated where another, of the same data, clients, unit, relation and delta, has no larger accounted
@@ -270,7 +260,7 @@ def _target_paths(node: Any) -> Iterator[str]:
 def frontier_places(made: Sequence[Setting]) -> list[FrontierPlace]:
     """Every setting that trained a model, by rising epsilon and falling accuracy."""
     there = [_frontier_place(s) for s in made if s.accuracies]
-    marked = [FrontierPlace(p.setting, p.trust, p.public, p.certified, _dominating_setting(p, there)) for p in there]
+    marked = [replace(p, dominated=_dominating_setting(p, there)) for p in there]
     return sorted(marked, key=lambda p: (p.setting.epsilon, -(p.setting.accuracy or 0.0), p.setting.label))
 
 
@@ -283,12 +273,9 @@ def _frontier_place(setting: Setting) -> FrontierPlace:
 
 def _dominating_setting(mine: FrontierPlace, everyone: Sequence[FrontierPlace]) -> str:
     """The label of the most accurate setting that dominates this one, "" where none does."""
-    found = [
-        other
-        for other in everyone
-        if other is not mine and _is_on_stricter_terms(mine, other) and _dominates(other, mine)
-    ]
-    return max(found, key=lambda p: p.setting.accuracy or 0.0).setting.label if found else ""
+    others = (p for p in everyone if p is not mine and _is_on_stricter_terms(mine, p) and _dominates(p, mine))
+    best = max(others, key=lambda p: p.setting.accuracy or 0.0, default=None)
+    return best.setting.label if best else ""
 
 
 def _is_on_stricter_terms(mine: FrontierPlace, other: FrontierPlace) -> bool:

@@ -42,6 +42,7 @@ from privdd.reporting.findings_tables import (
 )
 from privdd.reporting.run_record import RunRecord, StoredEvidence, read_run_record, reproduction_recipe
 from privdd.reporting.schema import FindingRow, Findings
+from privdd.reporting.wording import format_decibel, format_number, format_share
 from privdd.runtime.files import write_bytes
 from privdd.runtime.run_folder import CARD
 
@@ -73,7 +74,7 @@ def add_terms(drawn: Sequence[Plot], runs: Iterable[Findings]) -> list[Plot]:
     terms: dict[str, None] = {}
     for found in runs:
         delta, unit, relation = privacy_terms(found.privacy)
-        terms[f"{found.run.data}; δ = {wording.format_number(delta)}, one {unit}, {relation}"] = None
+        terms[f"{found.run.data}; δ = {format_number(delta)}, one {unit}, {relation}"] = None
     text = "\n".join([*terms][:3]) + (f"\nand {len(terms) - 3} more" if len(terms) > 3 else "")
     for plot in drawn:
         plot.figure.suptitle(text, fontsize=7.5, color=MUTED, x=0.01, ha="left")
@@ -105,13 +106,10 @@ class PictureAlbum:
         """The finding's summary of all its pictures: medians, or means in files of earlier versions and for features."""
         seen, base = self.row.pictures, finding_selection.blind_guess_psnr(self.row)
         guess = seen.guess if seen else base
-        said = (
-            f"median {wording.format_decibel(seen.median)}"
-            if seen
-            else f"mean {wording.format_decibel(self.row.psnr or 0.0)}"
-        )
+        mean = f"mean {format_decibel(self.row.psnr or 0.0)}"
+        said = f"median {format_decibel(seen.median)}" if seen else mean
         said += f" of {self.row.n}" if self.row.n is not None and self.row.n != self.total else ""
-        return said if guess is None else f"{said}; the best guess without it reaches {wording.format_decibel(guess)}"
+        return said if guess is None else f"{said}; the best guess without it reaches {format_decibel(guess)}"
 
     @property
     def when(self) -> str:
@@ -163,23 +161,16 @@ def roc_line_of(label: str, evidence: StoredEvidence) -> RocLine | None:
 
 def plot_rocs(record: RunRecord) -> list[Plot]:
     """One panel for each surface with a membership attack: its strongest attack, band and control."""
+    rows = (row for row in record.findings.findings if row.family == "membership")
     plots = []
-    for row in finding_selection.strongest_on_each_surface(
-        r for r in record.findings.findings if r.family == "membership"
-    ):
-        line = roc_line_of(wording.attack_title(row.attack), record.evidence(row))
-        if line is not None:
-            plots.append(_plot_roc(wording.surface_title(row), row, line))
+    for row in finding_selection.strongest_on_each_surface(rows):
+        if (line := roc_line_of(wording.attack_title(row.attack), record.evidence(row))) is not None:
+            points, title = line.curve, wording.surface_title(row)
+            counts = f"{points.members} members, {points.outsiders} outsiders"
+            caption = f"{line.label}: AUC {format_share(points.auc)}, {counts}."
+            alt = f"ROC curve on logarithmic axes for the {title.lower()}. {caption}"
+            plots.append(Plot(f"roc-{make_slug(row.surface)}", title, caption, alt, figures.draw_roc([line], 4.2)))
     return plots
-
-
-def _plot_roc(title: str, row: FindingRow, line: RocLine) -> Plot:
-    points = line.curve
-    caption = (
-        f"{line.label}: AUC {wording.format_share(points.auc)}, {points.members} members, {points.outsiders} outsiders."
-    )
-    alt = f"ROC curve on logarithmic axes for the {title.lower()}. {caption}"
-    return Plot(f"roc-{make_slug(row.surface)}", title, caption, alt, figures.draw_roc([line], 4.2))
 
 
 def picture_album(owner: str, record: RunRecord, row: FindingRow) -> PictureAlbum | None:
@@ -190,20 +181,15 @@ def picture_album(owner: str, record: RunRecord, row: FindingRow) -> PictureAlbu
     real, rebuilt = evidence.real, evidence.reconstructed
     quality = psnr_of_arrays(real, rebuilt)
     order = figures.order_by_psnr(real, rebuilt)[:PAIRS]
-    pairs = tuple(
-        PicturePair(png_uri(real[i]), png_uri(rebuilt[i]), wording.format_decibel(float(quality[i]))) for i in order
-    )
-    return PictureAlbum(owner, row, pairs, len(real), real, rebuilt)
+    pairs = (PicturePair(png_uri(real[i]), png_uri(rebuilt[i]), format_decibel(float(quality[i]))) for i in order)
+    return PictureAlbum(owner, row, tuple(pairs), len(real), real, rebuilt)
 
 
 def picture_albums(record: RunRecord) -> list[PictureAlbum]:
     """Every attack's pictures, those furthest above a blind guess first."""
-    rows = sorted(record.findings.findings, key=finding_selection.picture_strength, reverse=True)
-    found = (
-        picture_album(record.findings.run.algo, record, row)
-        for row in rows
-        if row.family in finding_selection.PICTURE_FAMILIES
-    )
+    rows = (row for row in record.findings.findings if row.family in finding_selection.PICTURE_FAMILIES)
+    ranked = sorted(rows, key=finding_selection.picture_strength, reverse=True)
+    found = (picture_album(record.findings.run.algo, record, row) for row in ranked)
     return [one for one in found if one is not None]
 
 
@@ -211,26 +197,19 @@ def epsilon_rows(record: RunRecord) -> list[StripRow]:
     """The whole run first, then each surface."""
     findings = record.findings
     claim = finding_selection.boldest_claim(findings.privacy.claims)
-    whole = StripRow(
-        "whole run",
-        claim.number if claim else None,
-        findings.privacy.epsilon.best,
-        finding_selection.measured_epsilon(findings.findings),
-    )
-    lines = summary.surface_lines(findings)
-    return [whole, *(StripRow(s.title.lower(), _separate_claim(s), s.accounted, s.measured) for s in lines)]
-
-
-def _separate_claim(line: summary.SurfaceLine) -> float | None:
-    """A stated epsilon that only repeats the accountant's is not a separate claim."""
-    return line.stated if line.stated is not None and line.stated != line.accounted else None
+    shown = finding_selection.measured_epsilon(findings.findings)
+    rows = [StripRow("whole run", claim.number if claim else None, findings.privacy.epsilon.best, shown)]
+    for line in summary.surface_lines(findings):
+        stated = line.stated if line.stated != line.accounted else None  # a separate claim repeats no accountant
+        rows.append(StripRow(line.title.lower(), stated, line.accounted, line.measured))
+    return rows
 
 
 def plot_epsilons(record: RunRecord) -> Plot:
     rows = epsilon_rows(record)
     said = "; ".join(
-        f"{r.label}: claimed or stated {wording.format_number(r.claim)}, at most {wording.format_number(r.accounted)}, "
-        f"at least {wording.format_number(r.measured)}"
+        f"{r.label}: claimed or stated {format_number(r.claim)}, at most {format_number(r.accounted)}, "
+        f"at least {format_number(r.measured)}"
         for r in rows
     )
     caption = (
@@ -249,7 +228,7 @@ def plot_accuracy(runs: Iterable[tuple[str, RunRecord]]) -> Plot | None:
     series = {label if gone is None else f"{label} (diverged)": values for label, gone, values in known if values}
     if not series:
         return None
-    alt = "Accuracy by round. " + "; ".join(f"{k}: ends at {wording.format_share(v[-1])}" for k, v in series.items())
+    alt = "Accuracy by round. " + "; ".join(f"{k}: ends at {format_share(v[-1])}" for k, v in series.items())
     caption = "On test records, after each round."
     return Plot("accuracy", "Accuracy by round", caption, alt, figures.draw_accuracy(series))
 
@@ -259,7 +238,7 @@ def render_report(record: RunRecord, figures: list[Plot], albums: list[PictureAl
     findings = record.findings
     picture = finding_selection.strongest_reconstruction(findings.findings)
     claim = finding_selection.boldest_claim(findings.privacy.claims)
-    named = {plot.name: plot for plot in figures}
+    shown, named = finding_selection.measured_epsilon(findings.findings), {plot.name: plot for plot in figures}
     made = decide_surfaces(findings, record.ledger)
     return (
         template_environment()
@@ -275,12 +254,10 @@ def render_report(record: RunRecord, figures: list[Plot], albums: list[PictureAl
             tables=findings_by_question(findings.findings),
             claim=claim,
             limit_word=finding_selection.limit_word(claim, findings.findings),
-            exceeded=finding_selection.exceeds_claim(
-                claim, finding_selection.measured_epsilon(findings.findings), findings.privacy.delta
-            ),
+            exceeded=finding_selection.exceeds_claim(claim, shown, findings.privacy.delta),
             measures_of=finding_selection.findings_measuring_claim,
             measured=finding_selection.largest_bound_finding(findings.findings),
-            measured_bound=finding_selection.measured_epsilon(findings.findings),
+            measured_bound=shown,
             member=finding_selection.strongest_membership(findings.findings),
             membership=summary.membership_phrase,
             pictures=summary.picture_phrase,
@@ -373,10 +350,9 @@ def print_pdf(page: Path) -> Path:
     with tempfile.TemporaryDirectory() as folder:
         paper = Path(folder) / "page.pdf"
         call = [*browser_command(Path(folder) / "profile"), "--no-pdf-header-footer", f"--print-to-pdf={paper}"]
+        call.append(page.resolve().as_uri())
         try:
-            done = subprocess.run(
-                [*call, page.resolve().as_uri()], capture_output=True, text=True, errors="replace", timeout=PATIENCE
-            )
+            done = subprocess.run(call, capture_output=True, text=True, errors="replace", timeout=PATIENCE)
         except subprocess.TimeoutExpired:
             raise NoBrowser(f"{call[0]} did not print {page} within {PATIENCE} seconds") from None
         if not paper.is_file():

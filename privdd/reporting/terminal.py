@@ -134,11 +134,8 @@ def _accuracy_text(findings: Findings) -> str:
         return ""
     if target is None:
         return f"; accuracy {wording.format_accuracy(utility)} ({utility.accuracy_kind})"
-    own = (
-        ""
-        if target.accuracy_training is None
-        else f", {wording.format_share(target.accuracy_training)} on training records"
-    )
+    own = f", {wording.format_share(target.accuracy_training)} on training records"
+    own = "" if target.accuracy_training is None else own
     return f"; accuracy {wording.format_accuracy(utility)} on held-out records{own}"
 
 
