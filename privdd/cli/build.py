@@ -18,22 +18,10 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from attacks.types import Attack
+from privdd.cli import settings
 from privdd.cli.compose import compose_config, config_dir, default_attacks
 from privdd.cli.secret import SECRET_KEY as SECRET
 from privdd.cli.secret import missing_secret_error, secret_of_config
-from privdd.cli.settings import (
-    TypeCheck,
-    audit_settings,
-    check_setting_numbers,
-    declared_parameters,
-    is_forced,
-    iterate_settings,
-    mapping_at,
-    privacy_settings,
-    run_settings,
-    to_plain_settings,
-    trust_settings,
-)
 from privdd.core.group_settings import Scale, published_scale
 from privdd.core.rng import Keys
 from privdd.core.types import Problem, Shard
@@ -59,25 +47,30 @@ def check_config_types(config: DictConfig) -> None:
 
     Raises BadConfig, naming key, value and what is allowed.
     """
-    check = TypeCheck(config)
-    for key, value in iterate_settings(to_plain_settings(config)):
+    check = settings.TypeCheck(config)
+    for key, value in settings.iterate_settings(settings.to_plain_settings(config)):
         if key == SECRET:  # no message may hold it; ``secret_of_config`` checks it
             continue
-        check_setting_numbers(key, value, check.source_key_of(key))
+        settings.check_setting_numbers(key, value, check.source_key_of(key))
     for key in COMMAND_SETTINGS:
         check_text(key, config.get(key), optional=True)
     for key in ("algo", "model"):
-        check.check_built_node(key, to_plain_settings(config[key]))
+        check.check_built_node(key, settings.to_plain_settings(config[key]))
     for group in ("privacy.mechanisms", "attack"):
-        nodes = mapping_at(config, group) if OmegaConf.select(config, group) is not None else {}
+        nodes = settings.mapping_at(config, group) if OmegaConf.select(config, group) is not None else {}
         for name, node in nodes.items():
             check.check_built_node(f"{group}.{name}", node)
     kinds = {"partition": Partition, "engine": Engine, "capture": CaptureSettings}
     for group, kind in {**kinds, "data": load_dataset}.items():
-        check.check_arguments(group, mapping_at(config, group), *declared_parameters(kind))
+        check.check_arguments(group, settings.mapping_at(config, group), *settings.declared_parameters(kind))
     for group, kind in kinds.items():
-        kind(**mapping_at(config, group))
-    run_settings(config), privacy_settings(config), audit_settings(config), is_forced(config)
+        kind(**settings.mapping_at(config, group))
+    (
+        settings.run_settings(config),
+        settings.privacy_settings(config),
+        settings.audit_settings(config),
+        settings.is_forced(config),
+    )
 
 
 # Images stay in [0, 1] wherever else they are: in attacks and their distances, in what mechanisms clip, in pictures. For
@@ -97,7 +90,7 @@ def standardise_classifiers(config: DictConfig) -> Any:
 
     Raises BadConfig for a method whose classifiers read no images.
     """
-    algo, data = dict(mapping_at(config, "algo")), config.get("data") or {}
+    algo, data = dict(settings.mapping_at(config, "algo")), config.get("data") or {}
     if not data.get("standardise"):  # stored configs of earlier versions have no such key
         return algo
     name = str(algo["_target_"]).rsplit(".", 1)[-1]
@@ -141,18 +134,22 @@ def build_experiment(config: DictConfig, *, noise_here: bool = True) -> Experime
     noise_here: whether this process draws the clients' noise, so that it needs their secret where there is one.
     """
     check_config_types(config)
-    run, privacy, audit = run_settings(config), privacy_settings(config), audit_settings(config)
+    run, privacy, audit = (
+        settings.run_settings(config),
+        settings.privacy_settings(config),
+        settings.audit_settings(config),
+    )
     secret = secret_of_config(config)
     keys = Keys(run.seed, secret=(secret or "").encode())
-    partition = Partition(**to_plain_settings(config.partition))
+    partition = Partition(**settings.to_plain_settings(config.partition))
     method = _require_role(instantiate_node(standardise_classifiers(config)), Method, "algo")  # type: ignore[type-abstract]
     if method.rounds > MAX_ROUNDS:
         raise BadConfig(f"algo: {method.rounds} rounds; at most {MAX_ROUNDS} are allowed")
     mechanisms = _build_mechanisms(config, method)
     method.check_mechanisms(mechanisms)
-    engine = Engine(**to_plain_settings(config.engine))
+    engine = Engine(**settings.to_plain_settings(config.engine))
     _check_device(run.device, method, engine)
-    dataset = load_dataset(keys=keys.fold("public"), **to_plain_settings(config.data))
+    dataset = load_dataset(keys=keys.fold("public"), **settings.to_plain_settings(config.data))
     shards = make_shards(dataset, partition, keys.fold("public", "partition"))
     problem = Problem(dataset.shape, dataset.classes, len(shards), run.device)
     if "update" in mechanisms:
@@ -163,12 +160,12 @@ def build_experiment(config: DictConfig, *, noise_here: bool = True) -> Experime
     if noise_here and privacy.noise_source == "secret" and secret is None:
         raise missing_secret_error()
     plan = Plan(keys, problem, method, mechanisms, privacy.noise_source, privacy.relation, fraction, victim)
-    plan = apply_trust_model(plan, trust_settings(config))
+    plan = apply_trust_model(plan, settings.trust_settings(config))
     if audit is not None:
         _check_victim_participates(plan)
     if privacy.epsilon is not None:
         plan = _calibrate_noise(config, plan, privacy)
-        run, privacy = run_settings(config), privacy_settings(config)  # with the calibrated noise
+        run, privacy = settings.run_settings(config), settings.privacy_settings(config)  # with the calibrated noise
     plan = replace(plan, mechanisms=plan.trust.split_mechanisms(plan.mechanisms, len(plan.asked_clients(0))))
     plan = replace(plan, method=plan.method.released_through(plan.mechanisms, problem))
     plan = replace(plan, settings=_noise_settings_hash(run, audit), paired_noise=privacy.paired_noise)
@@ -176,7 +173,7 @@ def build_experiment(config: DictConfig, *, noise_here: bool = True) -> Experime
     _check_normalisers(plan, dataset.classes, shards)
     if said := too_few_clients_warning(plan):
         warnings.warn(said, stacklevel=2)
-    capture = CaptureSettings(**to_plain_settings(config.capture))
+    capture = CaptureSettings(**settings.to_plain_settings(config.capture))
     capture.check_selection(plan)
     return Experiment(run, privacy, audit, plan, dataset, shards, engine, capture)
 

@@ -17,19 +17,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, open_dict
 
 from privdd import __version__
-from privdd.cli.compose import (
-    compose_config,
-    config_dir,
-    expand_arguments,
-    group_choices,
-    name_run,
-    overrides_as_typed,
-    put_overrides_first,
-    quote_paths,
-    register_resolvers,
-    run_guarded,
-    user_config_folders,
-)
+from privdd.cli import compose
 from privdd.cli.overrides import HYDRA_OPTIONS, check_overrides, check_settings_used
 from privdd.cli.secret import take_secret, unused_secret_error
 from privdd.cli.settings import audit_settings, is_forced, privacy_settings, run_settings
@@ -112,7 +100,7 @@ SHOWN_GROUPS = ("algo", "data", "partition", "model", "privacy", "attack", "pres
 def print_help_if_asked(command: str, argv: Sequence[str], out: TextIO) -> bool:
     """Whether the arguments asked for help or for the version, which was then printed."""
     if any(word in ("--help", "-h") for word in argv):
-        print(help_text(command, user_config_folders(argv)), file=out)
+        print(help_text(command, compose.user_config_folders(argv)), file=out)
     elif "--version" in argv:
         print(f"privdd {__version__}", file=out)
     else:
@@ -122,12 +110,12 @@ def print_help_if_asked(command: str, argv: Sequence[str], out: TextIO) -> bool:
 
 def help_text(command: str, own: Sequence[str] = ()) -> str:
     """Usage, choices, five examples and where to read on. own: the user's own config folders."""
-    folders = [config_dir(), *own]
+    folders = [compose.config_dir(), *own]
     usage = f"usage: python -m privdd.{command} [KEY=VALUE ...] [-m] [--config-dir DIR]"
     lines = [usage, "", COMMAND_PURPOSES[command], "", "Choices, as NAME=VALUE:"]
     for group in SHOWN_GROUPS:
         if group != "attack" or command == "audit":
-            choices = ", ".join(group_choices(group, folders))
+            choices = ", ".join(compose.group_choices(group, folders))
             lines += textwrap.wrap(choices, 110, initial_indent=f"  {group:<11}", subsequent_indent=" " * 13)
     lines += ["", "Every other setting is KEY=VALUE as well: privacy.noise_multiplier=2, seed=1, algo.rounds=5.", ""]
     lines += ["Examples:"]
@@ -170,7 +158,7 @@ NOT_TRUSTED = (
 
 def main(command: str, run: CommandRun) -> int:
     """Run a command: one-line errors; status 0 (done), 1 (error) or 2 (contradiction)."""
-    return run_guarded(lambda: _run_command(command, run))
+    return compose.run_guarded(lambda: _run_command(command, run))
 
 
 def _audit_external_target(argv: list[str]) -> int | None:
@@ -204,12 +192,12 @@ def _run_command(command: str, run: CommandRun) -> int:
     if print_help_if_asked(command, sys.argv[1:], sys.stdout):
         return 0
     keep_freed_memory()
-    register_resolvers()
-    public, secret_typed = take_secret(quote_paths(sys.argv[1:]))
+    compose.register_resolvers()
+    public, secret_typed = take_secret(compose.quote_paths(sys.argv[1:]))
     sys.argv = [sys.argv[0], *public]
     typed, trusted = _split_trusted_packages(public)
     priced_only, typed = DRY_RUN_OPTION in typed, [item for item in typed if item != DRY_RUN_OPTION]
-    argv = expand_arguments(typed, command)
+    argv = compose.expand_arguments(typed, command)
     if priced_only:
         if trusted:
             raise BadConfig(NOT_TRUSTED)
@@ -278,13 +266,15 @@ def _names_stored_run(config: DictConfig) -> bool:
 def config_of(command: str, *overrides: str, config_dir: Path | str | None = None) -> DictConfig:
     """The config that ``python -m privdd.COMMAND OVERRIDES`` would run. Raises ValueError with one line."""
     own = [] if config_dir is None else [f"--config-dir={config_dir}"]
-    argv = expand_arguments(quote_paths([*own, *overrides]), command)
+    argv = compose.expand_arguments(compose.quote_paths([*own, *overrides]), command)
     check_command(command, argv)
-    config = compose_config(command, [a for a in argv if not a.startswith("-")], user_config_folders(argv), hydra=True)
+    config = compose.compose_config(
+        command, [a for a in argv if not a.startswith("-")], compose.user_config_folders(argv), hydra=True
+    )
     choices = config.hydra.runtime.choices
     with open_dict(config):
         del config["hydra"]
-    name_run(config, choices)
+    compose.name_run(config, choices)
     return config
 
 
@@ -309,15 +299,18 @@ def _run_with_hydra(command: str, run: CommandRun, argv: Sequence[str], given: S
     def run_job(config: DictConfig) -> int:
         node = HydraConfig.get()
         path = Path(node.runtime.output_dir)
-        name_run(config, node.runtime.choices)
-        typed = ["python", "-m", f"privdd.{command}", *overrides_as_typed(node.overrides.task, given)]
+        compose.name_run(config, node.runtime.choices)
+        typed = ["python", "-m", f"privdd.{command}", *compose.overrides_as_typed(node.overrides.task, given)]
         if sweep is not None:
             return _run_sweep_point(sweep, config, path, node.overrides.task, lambda: run(config, path, typed))
-        status.append(run_guarded(lambda: run(config, path, typed)))  # Hydra would print a traceback
+        status.append(compose.run_guarded(lambda: run(config, path, typed)))  # Hydra would print a traceback
         return status[-1]
 
-    sys.argv = [sys.argv[0], *put_overrides_first(pin_sweep_folder(command, argv, sweep.folder) if sweep else argv)]
-    start = hydra.main(version_base="1.3", config_path=config_dir(), config_name=command)(run_job)
+    sys.argv = [
+        sys.argv[0],
+        *compose.put_overrides_first(pin_sweep_folder(command, argv, sweep.folder) if sweep else argv),
+    ]
+    start = hydra.main(version_base="1.3", config_path=compose.config_dir(), config_name=command)(run_job)
     if sweep is not None:
         sweep.folder.mkdir(parents=True, exist_ok=True)
         check_plain_folder(sweep.folder)
@@ -349,7 +342,9 @@ def _run_sweep_point(
 def _create_sweep(command: str, argv: Sequence[str]) -> Sweep:
     """The sweep, in the folder given as hydra.sweep.dir, else in a folder of its own under the configured one."""
     typed = [a for a in argv if a.startswith("hydra.sweep.dir=")]
-    root = Path(str(compose_config(command, typed, user_config_folders(argv), hydra=True).hydra.sweep.dir))
+    root = Path(
+        str(compose.compose_config(command, typed, compose.user_config_folders(argv), hydra=True).hydra.sweep.dir)
+    )
     return Sweep(command, root if typed else root / parse_sweep(command, argv).folder_name, total=count_points(argv))
 
 

@@ -22,27 +22,8 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from privdd.cli.compose import (
-    CONFIG_GROUPS,
-    compose_config,
-    config_dir,
-    format_hydra_error,
-    group_choices,
-    user_config_folders,
-)
+from privdd.cli import compose, settings
 from privdd.cli.secret import SECRET_KEY as SECRET
-from privdd.cli.settings import (
-    TypeCheck,
-    check_declared_ranges,
-    check_setting_numbers,
-    declared_type,
-    describe_type,
-    fits_type,
-    iterate_settings,
-    suggest_name,
-    to_plain_settings,
-    with_defaults,
-)
 from privdd.cli.sweeps import first_values
 from privdd.core import group_settings
 from privdd.core.group_settings import SETTINGS_BY_KIND, reads_files
@@ -67,13 +48,13 @@ def check_changed_settings(config: DictConfig, base: DictConfig) -> None:
     base: the same choices of files with nothing else typed: what is as in there is not looked at.
     """
     try:
-        now, before = to_plain_settings(config), to_plain_settings(base)
+        now, before = settings.to_plain_settings(config), settings.to_plain_settings(base)
     except OmegaConfBaseException:  # a value that is missing, or points nowhere
         return
-    known = {key: (type(value), value) for key, value in iterate_settings(before)}
-    changed = {key: value for key, value in iterate_settings(now) if known.get(key) != (type(value), value)}
+    known = {key: (type(value), value) for key, value in settings.iterate_settings(before)}
+    changed = {key: value for key, value in settings.iterate_settings(now) if known.get(key) != (type(value), value)}
     changed.pop(SECRET, None)  # no message may hold it
-    check = TypeCheck(config)
+    check = settings.TypeCheck(config)
     for key, value in changed.items():
         _check_setting_type(check, now, key, value)
     if any(now.get(word) is not None for word in ("run", "resume", "scores")):
@@ -82,20 +63,20 @@ def check_changed_settings(config: DictConfig, base: DictConfig) -> None:
         with suppress(TypeError, AttributeError):  # the full check will meet it, and say what it means
             if place in GROUP_TARGETS:
                 target, check_group = GROUP_TARGETS[place]
-                check_group(with_defaults(target, _node_at(now, place)))
+                check_group(settings.with_defaults(target, _node_at(now, place)))
             else:
                 _check_node_ranges(_node_at(now, place))
 
 
-def _check_setting_type(check: TypeCheck, config: Mapping[str, Any], key: str, value: Any) -> None:
-    check_setting_numbers(key, value, check.source_key_of(key))
+def _check_setting_type(check: settings.TypeCheck, config: Mapping[str, Any], key: str, value: Any) -> None:
+    settings.check_setting_numbers(key, value, check.source_key_of(key))
     place, _, name = key.rpartition(".")
     node = _node_at(config, place)
     target = node.get(TARGET_KEY) if isinstance(node, dict) else None
     target = GROUP_TARGETS[place][0] if place in GROUP_TARGETS else target
-    kind = declared_type(target, name) if isinstance(target, str) else None
-    if kind is not None and not fits_type(value, kind):
-        raise setting_error(check.source_key_of(key), value, describe_type(kind))
+    kind = settings.declared_type(target, name) if isinstance(target, str) else None
+    if kind is not None and not settings.fits_type(value, kind):
+        raise setting_error(check.source_key_of(key), value, settings.describe_type(kind))
 
 
 def _check_node_ranges(node: Any) -> None:
@@ -104,9 +85,9 @@ def _check_node_ranges(node: Any) -> None:
         _check_node_ranges(inner)
     target = str(node[TARGET_KEY]) if isinstance(node, dict) and TARGET_KEY in node else ""
     if target == MODEL_TARGET:
-        group_settings.check_model(with_defaults(target, node))
+        group_settings.check_model(settings.with_defaults(target, node))
     elif target:
-        check_declared_ranges(target, node)
+        settings.check_declared_ranges(target, node)
 
 
 def _changed_nodes(changed: FlatSettings) -> list[str]:
@@ -136,24 +117,24 @@ OWN_DATA_HINT = "; for a file of yours write data=npz data.root=FILE, for pictur
 
 def check_overrides(command: str, argv: Sequence[str]) -> DictConfig:
     """Compose what was typed (first value of each sweep) and refuse unknown keys with a suggestion."""
-    folders = user_config_folders(argv)
+    folders = compose.user_config_folders(argv)
     typed = [a for a in argv if "=" in a and not a.startswith(("-", "hydra"))]
     _check_argument_form(argv, folders)
     try:
         parsed = OverridesParser.create().parse_overrides(typed)
     except HydraException as error:
         hint = "cannot be read; put the value into quotes, key=\"'value'\""
-        raise BadConfig(f"{format_hydra_error(error)}: {hint}") from None
-    group = [o for o in parsed if o.key_or_group.split("@")[0] in CONFIG_GROUPS and "." not in o.key_or_group]
+        raise BadConfig(f"{compose.format_hydra_error(error)}: {hint}") from None
+    group = [o for o in parsed if o.key_or_group.split("@")[0] in compose.CONFIG_GROUPS and "." not in o.key_or_group]
     for override in group:
-        _check_group_choice(override, [config_dir(), *folders])
+        _check_group_choice(override, [compose.config_dir(), *folders])
     plain = [o for o in parsed if o not in group]
-    base = compose_config(command, first_values(group), folders)
+    base = compose.compose_config(command, first_values(group), folders)
     for override in plain:
         _check_known_key(base, override.key_or_group)
     if not plain:
         return base
-    config = compose_config(command, first_values(parsed), folders)
+    config = compose.compose_config(command, first_values(parsed), folders)
     check_changed_settings(config, base)
     return config
 
@@ -177,7 +158,7 @@ def _suggest_override(option: str, following: Sequence[str]) -> str:
     value = value or next((word for word in following if "=" not in word and not word.startswith("-")), "VALUE")
     known = [o for o in COMMAND_OPTIONS if o.startswith("--")]
     close = difflib.get_close_matches(option.split("=")[0], known, 1, cutoff=0.75)
-    if close and name not in CONFIG_GROUPS:
+    if close and name not in compose.CONFIG_GROUPS:
         return f"did you mean {close[0]}?"
     return f"settings have no dashes: write {name.replace('-', '_')}={value}"
 
@@ -185,7 +166,7 @@ def _suggest_override(option: str, following: Sequence[str]) -> str:
 def _check_group_choice(override: Override, folders: Sequence[str]) -> None:
     """Every file that a group's override names is there, and may be chosen."""
     group = override.key_or_group.split("@")[0]
-    known = group_choices(group, folders)
+    known = compose.group_choices(group, folders)
     for name in _chosen_files(override):
         if name.startswith("_"):
             why = "files whose names start with _ hold what others share and cannot be chosen"
@@ -233,7 +214,7 @@ def _suggest_key(config: DictConfig, part: str, names: Sequence[str], where: str
     keys = sorted(_iterate_keys(OmegaConf.to_container(config, resolve=False)), key=lambda k: (k.count("."), k))
     same = [key for key in keys if key.rsplit(".", 1)[-1] == part]
     below = [key for key in same if where and key.startswith(f"{where}.")]
-    beside = suggest_name(part, names, where)
+    beside = settings.suggest_name(part, names, where)
     if beside.startswith("did you mean") and not below:
         return beside
     alike = difflib.get_close_matches(part, [key.rsplit(".", 1)[-1] for key in keys], 1, cutoff=0.7)

@@ -29,27 +29,9 @@ from privdd.auditing.findings import (
     manifest_json,
     write_audit,
 )
-from privdd.cli import build
+from privdd.cli import build, settings, stored_config
 from privdd.cli.compose import format_shell_assignment
 from privdd.cli.secret import check_same_secret, remove_secret
-from privdd.cli.settings import (
-    audit_settings,
-    is_forced,
-    privacy_settings,
-    to_plain_settings,
-    user_code_of_config,
-    write_code_digests,
-)
-from privdd.cli.stored_config import (
-    OUTSIDE_SETTINGS,
-    add_attacks,
-    asked_of,
-    check_same_config,
-    list_foreign_packages,
-    load_stored_config,
-    looks_further,
-    read_stored_config,
-)
 from privdd.core.device import deterministic_kernels
 from privdd.core.validation import BadConfig
 from privdd.federated.trainer import Trainer, divergence_message
@@ -72,9 +54,9 @@ def prepare_run_folder(path: Path, config: DictConfig) -> RunFolder:
             if is_half_written(name):  # by a process that was killed
                 (path / name).unlink()
     if folder.checkpoint_file.exists():
-        check_same_config(path, config)
+        stored_config.check_same_config(path, config)
     else:
-        write_code_digests(path, user_code_of_config(config))
+        settings.write_code_digests(path, settings.user_code_of_config(config))
     check_same_secret(folder, config)
     write_bytes(path / "config.yaml", OmegaConf.to_yaml(remove_secret(config), resolve=True).encode())
     return folder
@@ -86,9 +68,9 @@ def print_resume_command(command: str, path: Path, config: DictConfig) -> Iterat
     try:
         yield
     except KeyboardInterrupt:
-        outside = ((key, OmegaConf.select(config, key)) for key in OUTSIDE_SETTINGS)
+        outside = ((key, OmegaConf.select(config, key)) for key in stored_config.OUTSIDE_SETTINGS)
         parts = [format_shell_assignment(key, str(value)) for key, value in outside if value is not None]
-        if packages := list_foreign_packages(to_plain_settings(config)):
+        if packages := stored_config.list_foreign_packages(settings.to_plain_settings(config)):
             parts.append(f"trust={','.join(packages)}")
         text = " ".join([format_shell_assignment("resume", str(path)), *parts])
         raise KeyboardInterrupt(f"resume with: python -m privdd.{command} {text}") from None
@@ -101,7 +83,7 @@ def waive_unread_surfaces(config: DictConfig) -> None:
     """
     for surface, reason in config.audit.waive.items():
         config.audit.waive[surface] = None if str(reason).startswith(UNREAD_REASON) else reason
-    audit = audit_settings(config)
+    audit = settings.audit_settings(config)
     if audit is not None:
         method = build.instantiate_node(build.standardise_classifiers(config))
         attacks = build.build_attacks(config)
@@ -126,14 +108,14 @@ def run_audit(config: DictConfig, path: Path, argv: Sequence[str]) -> int:
     if config.audit.get("require") == "some":
         waive_unread_surfaces(config)
     check_tracking(config.tracking)
-    policy = policy_of_settings(to_plain_settings(config))
+    policy = policy_of_settings(settings.to_plain_settings(config))
     attacks = build.build_attacks(config)
     if not attacks:
         raise BadConfig("attack=[]: at least one attack is needed")
     experiment = build.build_experiment(config)
     check_coverage(experiment.plan.method, attacks, experiment.audit_settings, build.build_shipped_attacks)
     experiment.new_ledger()  # refuses a unit, relation or delta before anything is written
-    check_resources(experiment, path, force=is_forced(config))
+    check_resources(experiment, path, force=settings.is_forced(config))
     with ExitStack() as held:
         held.enter_context(lock_folder(path))
         check_not_overtaken(RunFolder(path), config)
@@ -179,20 +161,22 @@ def attacked_again(config: DictConfig, folder: RunFolder) -> tuple[list[str], bo
     In a folder that holds a finished audit they are added, in ``config``, to those that it was attacked with.
     Raises BadConfig where they have less to go by, DamagedRun for a folder whose config cannot be read.
     """
-    asked = asked_of(config)
+    asked = stored_config.asked_of(config)
     if not folder.findings_file.exists() or not folder.config_file.exists():
         return ([*(config.get("attack") or {})] if asked is None else asked), False
     if asked is None:
-        stored = load_stored_config(folder.path, list_foreign_packages(to_plain_settings(config)))
-        add_attacks(config, stored)
-        asked = asked_of(config) or []
-    return asked, looks_further(config, read_stored_config(folder.path))
+        stored = stored_config.load_stored_config(
+            folder.path, stored_config.list_foreign_packages(settings.to_plain_settings(config))
+        )
+        stored_config.add_attacks(config, stored)
+        asked = stored_config.asked_of(config) or []
+    return asked, stored_config.looks_further(config, stored_config.read_stored_config(folder.path))
 
 
 def check_not_overtaken(folder: RunFolder, config: DictConfig) -> None:
     """Raises BadConfig where another process has added attacks since this one read the folder."""
     there = folder.findings_file.exists() and folder.config_file.exists()
-    if there and (added := {*(read_stored_config(folder.path).get("attack") or {})} - {*config.attack}):
+    if there and (added := {*(stored_config.read_stored_config(folder.path).get("attack") or {})} - {*config.attack}):
         raise BadConfig(f"{folder.path}: was attacked meanwhile ({', '.join(sorted(added))}); repeat the command")
 
 
@@ -200,7 +184,7 @@ def run_training(config: DictConfig, path: Path, argv: Sequence[str]) -> int:
     """Training alone: state, ledger, manifest, one line of figures. Raises BadConfig where another process writes."""
     check_tracking(config.tracking)
     experiment = build.build_experiment(config)
-    check_resources(experiment, path, force=is_forced(config))
+    check_resources(experiment, path, force=settings.is_forced(config))
     with ExitStack() as held:
         held.enter_context(lock_folder(path))
         folder = prepare_run_folder(path, config)
@@ -316,11 +300,11 @@ def audit_external_scores(config: DictConfig, path: Path, argv: Sequence[str]) -
 
     began = time.monotonic()
     build.check_config_types(config)
-    audit, privacy = audit_settings(config), privacy_settings(config)
+    audit, privacy = settings.audit_settings(config), settings.privacy_settings(config)
     if audit is None:
         raise BadConfig("scores: a config of privdd.audit is needed")
     stated = None if privacy.epsilon is None else float(privacy.epsilon)
-    policy = policy_of_settings(to_plain_settings(config))
+    policy = policy_of_settings(settings.to_plain_settings(config))
     findings = _collect_findings(config, float(audit.confidence), privacy.delta)
     folder = RunFolder(path)
     with lock_folder(path):

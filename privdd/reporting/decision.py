@@ -12,30 +12,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from privdd.reporting import finding_selection, wording
-from privdd.reporting.finding_selection import (
-    PICTURE_FAMILIES,
-    UNSCORED,
-    findings_on_surface,
-    has_no_signal,
-    ranked_memberships,
-    reads_transcripts,
-)
+from privdd.reporting import finding_selection, summary, wording
 from privdd.reporting.findings_tables import VISIBLE, changed_records_text, ledger_rows
 from privdd.reporting.run_record import RunRecord, reproduction_recipe
 from privdd.reporting.schema import FindingRow, Findings, Privacy
-from privdd.reporting.summary import (
-    LARGE_EPSILON,
-    SurfaceLine,
-    believable_findings,
-    is_certain,
-    leak_sentences,
-    membership_phrase,
-    surface_lines,
-    target_doubts,
-    verdict_headline,
-    weak_noise_sentences,
-)
 from privdd.reporting.wording import format_number, format_share, join_names, one_in
 from privdd.runtime.files import to_plain_json
 
@@ -58,7 +38,7 @@ class Decision:
     enough: whether the sample could have shown a leak; sure: how much the decision can be relied on.
     """
 
-    line: SurfaceLine
+    line: summary.SurfaceLine
     kind: Kind
     tone: Tone
     title: str
@@ -73,7 +53,9 @@ class Decision:
 
 def decide_surfaces(findings: Findings, ledger: Mapping[str, Any] | None = None) -> list[Decision]:
     """One for each surface: what must not be shared first."""
-    made = [_decide_surface(line, findings, parties_holding(line, ledger or {})) for line in surface_lines(findings)]
+    made = [
+        _decide_surface(line, findings, parties_holding(line, ledger or {})) for line in summary.surface_lines(findings)
+    ]
     order = ("do_not_share", "undecided", "no_leak_found", "share_only_under")
     return sorted(made, key=lambda one: order.index(one.kind))  # stable: within a kind, the gravest verdict first
 
@@ -82,7 +64,7 @@ def sample_banner(findings: Findings) -> str:
     """A banner where the run is too small to decide that nothing leaks; else ""."""
     rows = [row for row in findings.findings if row.family == "membership" and row.tpr_at_fpr]
     size = _sample_text(rows)
-    tested = {line.row.surface for line in surface_lines(findings) if line.verdict == TESTED}
+    tested = {line.row.surface for line in summary.surface_lines(findings) if line.verdict == TESTED}
     if findings.run.preset == "smoke":
         return f"Smoke run{f' ({size})' if size else ''}: too small to decide. A leak found here is real; finding none proves little."
     if rows and not _can_show_leaks(_counted_findings(rows, tested)):
@@ -93,7 +75,7 @@ def sample_banner(findings: Findings) -> str:
     return ""
 
 
-def parties_holding(line: SurfaceLine, ledger: Mapping[str, Any]) -> str:
+def parties_holding(line: summary.SurfaceLine, ledger: Mapping[str, Any]) -> str:
     """The parties that hold the artifact, by the ledger's rows, else by its sender."""
     found = _parties_seeing(row for row in ledger_rows(ledger) if row.get("surface") == line.row.surface)
     if VISIBLE["public"] in found:
@@ -108,14 +90,14 @@ def _parties_seeing(rows: Iterable[Mapping[str, Any]]) -> list[str]:
     return list(dict.fromkeys(VISIBLE.get(name, name) for name in names))
 
 
-def _decide_surface(line: SurfaceLine, findings: Findings, seen: str) -> Decision:
-    rows, privacy = findings_on_surface(line.row, findings), findings.privacy
-    weak = weak_noise_sentences(rows) if math.isinf(line.accounted) and line.verdict != "contradiction" else []
+def _decide_surface(line: summary.SurfaceLine, findings: Findings, seen: str) -> Decision:
+    rows, privacy = finding_selection.findings_on_surface(line.row, findings), findings.privacy
+    weak = summary.weak_noise_sentences(rows) if math.isinf(line.accounted) and line.verdict != "contradiction" else []
     tested = {row.surface for row in rows} if line.verdict == TESTED else set[str]()
-    can = (*weak, *leak_sentences(believable_findings(rows, findings)))
+    can = (*weak, *summary.leak_sentences(summary.believable_findings(rows, findings)))
     enough = _is_sample_enough(rows, tested, findings.run.preset)
     kind, tone, why = _judge_limit(line, rows, privacy, bool(can))
-    if target_doubts(findings) and kind == "no_leak_found":
+    if summary.target_doubts(findings) and kind == "no_leak_found":
         kind, tone, why = "undecided", "warn", "these files do not allow members to be compared with others"
     why = NO_LIMIT if weak else why
     conditions = tuple(_sharing_conditions(line, privacy, enough)) if kind == "share_only_under" else ()
@@ -125,7 +107,9 @@ def _decide_surface(line: SurfaceLine, findings: Findings, seen: str) -> Decisio
     )  # fmt: skip
 
 
-def _judge_limit(line: SurfaceLine, rows: list[FindingRow], privacy: Privacy, leaked: bool) -> tuple[Kind, Tone, str]:
+def _judge_limit(
+    line: summary.SurfaceLine, rows: list[FindingRow], privacy: Privacy, leaked: bool
+) -> tuple[Kind, Tone, str]:
     limit = line.accounted
     if line.verdict == "contradiction":
         same = f": it holds the same values as the {line.holds.lower()}" if line.holds else ""
@@ -136,7 +120,7 @@ def _judge_limit(line: SurfaceLine, rows: list[FindingRow], privacy: Privacy, le
         return "do_not_share", "bad", "an attack works, although its limit of ε = 0 says that no record enters it"
     if limit == 0:
         return "no_leak_found", "good" if line.verdict == "consistent" else "warn", "no record enters it: ε = 0"
-    if limit > LARGE_EPSILON and leaked:
+    if limit > summary.LARGE_EPSILON and leaked:
         return "do_not_share", "bad", f"an attack works, and its limit of ε = {format_number(limit)} forbids little"
     if wording.is_simulation_noise(privacy):
         return "do_not_share", "warn", SEED if privacy.noise and privacy.noise.source == "seed" else PAIRED
@@ -144,36 +128,40 @@ def _judge_limit(line: SurfaceLine, rows: list[FindingRow], privacy: Privacy, le
         return "share_only_under", "warn", "some part of what its limit rests on was not tested"
     if _is_untried(line, rows):
         return "share_only_under", "warn", f"its noise was tested, but no attack was tried ({line.row.audited})"
-    plain = limit <= LARGE_EPSILON and privacy.noise is not None
+    plain = limit <= summary.LARGE_EPSILON and privacy.noise is not None
     return "share_only_under", "good" if plain else "warn", "no attack contradicted its limit"
 
 
-def _judge_unprotected(line: SurfaceLine, rows: list[FindingRow], leaked: bool) -> tuple[Kind, Tone, str]:
+def _judge_unprotected(line: summary.SurfaceLine, rows: list[FindingRow], leaked: bool) -> tuple[Kind, Tone, str]:
     if leaked:
         return "do_not_share", "bad", "nothing limits what it reveals, and an attack works"
-    if has_no_signal(rows):
-        return "no_leak_found", "warn", f"nothing limits what it reveals; {UNSCORED}"
+    if finding_selection.has_no_signal(rows):
+        return "no_leak_found", "warn", f"nothing limits what it reveals; {finding_selection.UNSCORED}"
     if _is_untried(line, rows):
         return "do_not_share", "bad", f"nothing limits what it reveals, and no attack was tried ({line.row.audited})"
     return "no_leak_found", "warn", "nothing limits what it reveals; the attacks tried here failed, and others may not"
 
 
-def _is_untried(line: SurfaceLine, rows: list[FindingRow]) -> bool:
+def _is_untried(line: summary.SurfaceLine, rows: list[FindingRow]) -> bool:
     """Whether no attack looked at it: one that found nothing to read did look, though it has no rate."""
-    return line.row.audited is not True and not has_no_signal(rows)
+    return line.row.audited is not True and not finding_selection.has_no_signal(rows)
 
 
-def _decision_title(kind: Kind, line: SurfaceLine, rows: list[FindingRow]) -> str:
+def _decision_title(kind: Kind, line: summary.SurfaceLine, rows: list[FindingRow]) -> str:
     if kind == "share_only_under":
         return f"Share only under ε = {format_number(line.accounted)}"
     if kind in ("do_not_share", "undecided"):
         return "Do not share" if kind == "do_not_share" else "Cannot be decided from these files"
-    return "Not scored by any attack" if line.accounted and has_no_signal(rows) else "No leak found by this test"
+    return (
+        "Not scored by any attack"
+        if line.accounted and finding_selection.has_no_signal(rows)
+        else "No leak found by this test"
+    )
 
 
-def _sharing_conditions(line: SurfaceLine, privacy: Privacy, enough: bool) -> list[str]:
-    large = f"; that is above {format_number(LARGE_EPSILON)} and protects little"
-    large = large if line.accounted > LARGE_EPSILON else ""
+def _sharing_conditions(line: summary.SurfaceLine, privacy: Privacy, enough: bool) -> list[str]:
+    large = f"; that is above {format_number(summary.LARGE_EPSILON)} and protects little"
+    large = large if line.accounted > summary.LARGE_EPSILON else ""
     limit = (
         f"an attacker's odds about one {privacy.unit} ({wording.relation_text(privacy)}) may change "
         f"{wording.odds_factor(line.accounted)}, except with probability {format_number(privacy.delta)}{large}"
@@ -184,17 +172,17 @@ def _sharing_conditions(line: SurfaceLine, privacy: Privacy, enough: bool) -> li
     return said if enough else [*said, "the audit is repeated with a larger sample"]
 
 
-def _certainty_text(kind: Kind, line: SurfaceLine, rows: list[FindingRow], leaked: bool, enough: bool) -> str:
+def _certainty_text(kind: Kind, line: summary.SurfaceLine, rows: list[FindingRow], leaked: bool, enough: bool) -> str:
     if line.verdict == "contradiction":
         return "sure: shown at 95 % confidence or by the run's own noise"
     if kind == "do_not_share" and leaked:
-        if is_certain(rows):
+        if summary.is_certain(rows):
             return "sure: better than guessing, at 95 % confidence over all rates of this report together"
         return "likely: above a guess, but without an interval"
     if _is_untried(line, rows):
         return "not attacked"
     said = [] if enough else ["not sure: too small to decide"]
-    known = ((one, one.at) for one in ranked_memberships(rows) if one.at is not None)
+    known = ((one, one.at) for one in finding_selection.ranked_memberships(rows) if one.at is not None)
     if kind != "undecided" and line.accounted and (best := next(known, None)):
         missed = f"{format_share(best[1].ci[1])} of members at {one_in(best[0].fpr)} false alarms"
         said.append(f"at 95 %, {wording.attack_title(best[0].row.attack)} may still name up to {missed}")
@@ -202,13 +190,13 @@ def _certainty_text(kind: Kind, line: SurfaceLine, rows: list[FindingRow], leake
 
 
 def _can_show_leaks(rows: list[FindingRow]) -> bool:
-    return any(one.fpr <= ENOUGH_FPR for one in ranked_memberships(rows))
+    return any(one.fpr <= ENOUGH_FPR for one in finding_selection.ranked_memberships(rows))
 
 
 def _counted_findings(rows: list[FindingRow], tested: Collection[str]) -> list[FindingRow]:
     """The rows whose sample counts: transcripts that follow the mechanism's law count on surfaces where tests looked at
     all that the law rests on."""
-    return [row for row in rows if row.surface in tested or not reads_transcripts(row)]
+    return [row for row in rows if row.surface in tested or not finding_selection.reads_transcripts(row)]
 
 
 def _is_sample_enough(rows: list[FindingRow], tested: Collection[str], preset: str) -> bool:
@@ -225,7 +213,7 @@ def _sample_text(rows: list[FindingRow]) -> str:
     members = [row for row in rows if row.family == "membership" and row.n]
     if members:
         worlds, drawn = (
-            max((row.worlds or 0 for row in members if reads_transcripts(row) is kind), default=0)
+            max((row.worlds or 0 for row in members if finding_selection.reads_transcripts(row) is kind), default=0)
             for kind in (False, True)
         )
         replays = f", {worlds} replays" if worlds > 1 else ""
@@ -274,7 +262,7 @@ def attack_kinds_tried(findings: Findings) -> list[tuple[str, str]]:
         "attribute inference": (lambda r: r.family == "label", "of classes alone; no other attribute was tried"),
         "exfiltration and regurgitation of training data": (lambda r: r.attack == "copy_detection", "copies among synthetic data"),
         "model inversion": (lambda r: r.family == "model_inversion", ""),
-        "reconstruction": (lambda r: r.family in PICTURE_FAMILIES - {"model_inversion"}, ""),
+        "reconstruction": (lambda r: r.family in finding_selection.PICTURE_FAMILIES - {"model_inversion"}, ""),
     }  # fmt: skip
     return [(kind, _attacks_tried(rows, pick, note)) for kind, (pick, note) in tried.items()]
 
@@ -299,7 +287,7 @@ def guarantee_facts(findings: Findings, ledger: Mapping[str, Any]) -> list[tuple
 def security_controls(findings: Findings) -> list[tuple[str, str]]:
     """(control of OWASP AISVS 1.0, chapter C11.2 on membership inference, what this run shows of it)."""
     privacy = findings.privacy
-    best = finding_selection.strongest_membership(believable_findings(findings.findings, findings))
+    best = finding_selection.strongest_membership(summary.believable_findings(findings.findings, findings))
     noised = f"ε at most {format_number(privacy.epsilon.best)} at δ = {format_number(privacy.delta)}, one {privacy.unit}, {privacy.relation}"
     untried = "membership inference was not tried, or its sample was too small"
     return [
@@ -309,7 +297,7 @@ def security_controls(findings: Findings) -> list[tuple[str, str]]:
         ),
         (
             "v1.0-C11.2.5: membership inference does not exceed guessing",
-            untried if best is None else f"an attacker can {membership_phrase(best)}",
+            untried if best is None else f"an attacker can {summary.membership_phrase(best)}",
         ),
     ]
 
@@ -330,7 +318,7 @@ def _links_records(row: FindingRow) -> bool:
 
 
 def _infers_contents(row: FindingRow) -> bool:
-    return row.family == "label" or row.family in PICTURE_FAMILIES
+    return row.family == "label" or row.family in finding_selection.PICTURE_FAMILIES
 
 
 def _answer_question(
@@ -338,12 +326,12 @@ def _answer_question(
 ) -> Answer:
     """kept: the figures of this question; no others are read, so that nothing is said twice."""
     others = dict.fromkeys({*FIGURES} - {*kept})
-    rows = [row for row in believable_findings(findings.findings, findings) if pick(row)]
-    doubts = target_doubts(findings) if len(rows) < sum(map(pick, findings.findings)) else []
+    rows = [row for row in summary.believable_findings(findings.findings, findings) if pick(row)]
+    doubts = summary.target_doubts(findings) if len(rows) < sum(map(pick, findings.findings)) else []
     found = [("", said) for said in (*first, *doubts)]
     for title, surface in {wording.surface_title(row): row.surface for row in findings.surfaces}.items():
         mine = [row.model_copy(update=others) for row in rows if row.surface == surface]
-        found += [(title, f"{said}.") for said in leak_sentences(mine)]
+        found += [(title, f"{said}.") for said in summary.leak_sentences(mine)]
     nothing = NOTHING if rows else UNTRIED
     return Answer(term, question, _attacks_tried(findings.findings, pick), tuple(found) or (("", nothing),))
 
@@ -422,7 +410,7 @@ def decision_card(record: RunRecord) -> dict[str, Any]:
         "schema": SCHEMA,
         "run": dict(audit_signature(record)) | {"command": reproduction_recipe(record).command},
         "verdict": findings.verdict,
-        "headline": verdict_headline(findings).title,
+        "headline": summary.verdict_headline(findings).title,
         "large_enough": not small,
         "why_too_small": small or None,
         "simulation": wording.is_simulation_noise(privacy),
@@ -434,7 +422,7 @@ def decision_card(record: RunRecord) -> dict[str, Any]:
             "delta": privacy.delta,
             "unit": privacy.unit,
             "relation": privacy.relation,
-            "large": LARGE_EPSILON,
+            "large": summary.LARGE_EPSILON,
         },
         "artifacts": [_artifact_entry(one) for one in decide_surfaces(findings, record.ledger)],
     }

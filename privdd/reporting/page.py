@@ -17,29 +17,10 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
-from privdd.reporting import decision, figures, finding_selection, summary, wording
+from privdd.reporting import decision, figures, finding_selection, findings_tables, summary, wording
 from privdd.reporting.decision import audit_signature, decide_surfaces, encode_card, sample_banner
 from privdd.reporting.export import privacy_terms
-from privdd.reporting.figures import (
-    MUTED,
-    RocLine,
-    StripRow,
-    png_uri,
-    psnr_of_arrays,
-    save_figure,
-    step_curve,
-    themed_svg,
-    to_svg,
-)
 from privdd.reporting.finding_selection import findings_without_signal
-from privdd.reporting.findings_tables import (
-    findings_by_question,
-    group_releases,
-    hard_records_note,
-    knowledge_ladders,
-    most_exposed_records,
-    rates_by_kind,
-)
 from privdd.reporting.run_record import RunRecord, StoredEvidence, read_run_record, reproduction_recipe
 from privdd.reporting.schema import FindingRow, Findings
 from privdd.reporting.wording import format_decibel, format_number, format_share
@@ -61,12 +42,12 @@ class Plot:
 
     @cached_property
     def drawing(self) -> str:
-        return to_svg(self.figure)
+        return figures.to_svg(self.figure)
 
     @property
     def svg(self) -> Markup:
         """Safe as markup: matplotlib escapes the drawing's text, ``themed_svg`` the label."""
-        return Markup(themed_svg(self.drawing, self.name, self.alt))
+        return Markup(figures.themed_svg(self.drawing, self.name, self.alt))
 
 
 def add_terms(drawn: Sequence[Plot], runs: Iterable[Findings]) -> list[Plot]:
@@ -77,7 +58,7 @@ def add_terms(drawn: Sequence[Plot], runs: Iterable[Findings]) -> list[Plot]:
         terms[f"{found.run.data}; δ = {format_number(delta)}, one {unit}, {relation}"] = None
     text = "\n".join([*terms][:3]) + (f"\nand {len(terms) - 3} more" if len(terms) > 3 else "")
     for plot in drawn:
-        plot.figure.suptitle(text, fontsize=7.5, color=MUTED, x=0.01, ha="left")
+        plot.figure.suptitle(text, fontsize=7.5, color=figures.MUTED, x=0.01, ha="left")
     return list(drawn)
 
 
@@ -119,7 +100,7 @@ class PictureAlbum:
 
     def save(self, folder: Path, name: str) -> None:
         figure = figures.draw_pictures(self.real, self.rebuilt, PAIRS)
-        save_figure(figure, to_svg(figure), folder, name)
+        figures.save_figure(figure, figures.to_svg(figure), folder, name)
 
 
 def template_environment() -> Environment:
@@ -150,13 +131,13 @@ def make_slug(text: str) -> str:
     return kept[:60] or "x"
 
 
-def roc_line_of(label: str, evidence: StoredEvidence) -> RocLine | None:
+def roc_line_of(label: str, evidence: StoredEvidence) -> figures.RocLine | None:
     """The attack's curve with its blind control, or None where the evidence has no two-sided scores."""
     if not evidence.has_curve or evidence.scores is None or evidence.members is None:
         return None
     alike = evidence.cluster_labels
-    blind = step_curve(evidence.blind, evidence.members, clusters=alike) if evidence.blind is not None else None
-    return RocLine(label, step_curve(evidence.scores, evidence.members, clusters=alike), blind)
+    blind = figures.step_curve(evidence.blind, evidence.members, clusters=alike) if evidence.blind is not None else None
+    return figures.RocLine(label, figures.step_curve(evidence.scores, evidence.members, clusters=alike), blind)
 
 
 def plot_rocs(record: RunRecord) -> list[Plot]:
@@ -179,9 +160,12 @@ def picture_album(owner: str, record: RunRecord, row: FindingRow) -> PictureAlbu
     if evidence.real is None or evidence.reconstructed is None or not len(evidence.real):
         return None
     real, rebuilt = evidence.real, evidence.reconstructed
-    quality = psnr_of_arrays(real, rebuilt)
+    quality = figures.psnr_of_arrays(real, rebuilt)
     order = figures.order_by_psnr(real, rebuilt)[:PAIRS]
-    pairs = (PicturePair(png_uri(real[i]), png_uri(rebuilt[i]), format_decibel(float(quality[i]))) for i in order)
+    pairs = (
+        PicturePair(figures.png_uri(real[i]), figures.png_uri(rebuilt[i]), format_decibel(float(quality[i])))
+        for i in order
+    )
     return PictureAlbum(owner, row, tuple(pairs), len(real), real, rebuilt)
 
 
@@ -193,15 +177,15 @@ def picture_albums(record: RunRecord) -> list[PictureAlbum]:
     return [one for one in found if one is not None]
 
 
-def epsilon_rows(record: RunRecord) -> list[StripRow]:
+def epsilon_rows(record: RunRecord) -> list[figures.StripRow]:
     """The whole run first, then each surface."""
     findings = record.findings
     claim = finding_selection.boldest_claim(findings.privacy.claims)
     shown = finding_selection.measured_epsilon(findings.findings)
-    rows = [StripRow("whole run", claim.number if claim else None, findings.privacy.epsilon.best, shown)]
+    rows = [figures.StripRow("whole run", claim.number if claim else None, findings.privacy.epsilon.best, shown)]
     for line in summary.surface_lines(findings):
         stated = line.stated if line.stated != line.accounted else None  # a separate claim repeats no accountant
-        rows.append(StripRow(line.title.lower(), stated, line.accounted, line.measured))
+        rows.append(figures.StripRow(line.title.lower(), stated, line.accounted, line.measured))
     return rows
 
 
@@ -233,12 +217,12 @@ def plot_accuracy(runs: Iterable[tuple[str, RunRecord]]) -> Plot | None:
     return Plot("accuracy", "Accuracy by round", caption, alt, figures.draw_accuracy(series))
 
 
-def render_report(record: RunRecord, figures: list[Plot], albums: list[PictureAlbum]) -> str:
-    """The page's text. ``figures``: those of ``draw_report``, in any order."""
+def render_report(record: RunRecord, drawn: list[Plot], albums: list[PictureAlbum]) -> str:
+    """The page's text. drawn: the figures of ``draw_report``, in any order."""
     findings = record.findings
     picture = finding_selection.strongest_reconstruction(findings.findings)
     claim = finding_selection.boldest_claim(findings.privacy.claims)
-    shown, named = finding_selection.measured_epsilon(findings.findings), {plot.name: plot for plot in figures}
+    shown, named = finding_selection.measured_epsilon(findings.findings), {plot.name: plot for plot in drawn}
     made = decide_surfaces(findings, record.ledger)
     return (
         template_environment()
@@ -251,7 +235,7 @@ def render_report(record: RunRecord, figures: list[Plot], albums: list[PictureAl
             seen={(one.line.row.surface, one.line.row.sender): one.seen_by for one in made},
             small=sample_banner(findings),
             signature=audit_signature(record),
-            tables=findings_by_question(findings.findings),
+            tables=findings_tables.findings_by_question(findings.findings),
             claim=claim,
             limit_word=finding_selection.limit_word(claim, findings.findings),
             exceeded=finding_selection.exceeds_claim(claim, shown, findings.privacy.delta),
@@ -266,21 +250,21 @@ def render_report(record: RunRecord, figures: list[Plot], albums: list[PictureAl
             lines=summary.surface_lines(findings),
             unread=findings_without_signal(findings),
             strip=named["epsilon"],
-            rocs=[plot for plot in figures if plot.name.startswith("roc-")],
+            rocs=[plot for plot in drawn if plot.name.startswith("roc-")],
             accuracy=named.get("accuracy"),
             utility_note=summary.utility_note(record.config),
             albums=albums,
-            ladders=knowledge_ladders(findings),
-            ledger=group_releases(record.ledger),
+            ladders=findings_tables.knowledge_ladders(findings),
+            ledger=findings_tables.group_releases(record.ledger),
             recipe=reproduction_recipe(record),
             marks=[
                 *wording.earlier_rules_note(findings),
                 *wording.noise_warnings(findings.privacy),
-                *hard_records_note(findings.run),
+                *findings_tables.hard_records_note(findings.run),
                 *summary.target_marks(findings),
             ],
-            exposed=most_exposed_records(record),
-            kinds=rates_by_kind(record),
+            exposed=findings_tables.most_exposed_records(record),
+            kinds=findings_tables.rates_by_kind(record),
             noise=wording.noise_source_text(findings.privacy.noise) if findings.privacy.noise else "",
             risks=decision.answer_risks(findings),
             attack_kinds=decision.attack_kinds_tried(findings),
@@ -303,13 +287,13 @@ def write_report(run_dir: Path | str, read: Callable[[Path | str], RunRecord] = 
     read: how the folder is opened. Raises DamagedRun (one line) on a folder that is no finished, undamaged run.
     """
     record = read(run_dir)
-    figures, albums = draw_report(record), picture_albums(record)
+    drawn, albums = draw_report(record), picture_albums(record)
     page = record.path / "report.html"
-    write_bytes(page, render_report(record, figures, albums).encode(errors="replace"))
+    write_bytes(page, render_report(record, drawn, albums).encode(errors="replace"))
     write_bytes(record.path / CARD, encode_card(record))
     folder = record.path / "figures"
-    for plot in figures:
-        save_figure(plot.figure, plot.drawing, folder, plot.name)
+    for plot in drawn:
+        figures.save_figure(plot.figure, plot.drawing, folder, plot.name)
     for album in albums:
         album.save(folder, make_slug(f"pictures-{album.row.evidence_name.removesuffix('.safetensors')}"))
     return page

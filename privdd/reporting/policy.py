@@ -20,16 +20,7 @@ from xml.etree import ElementTree
 import yaml
 from pydantic import AfterValidator, Field, ValidationError
 
-from privdd.reporting.finding_selection import (
-    EXPOSED_FPR,
-    exposes_records,
-    has_clear_pictures,
-    measured_epsilon,
-    psnr_gain,
-    ranked_memberships,
-    rebuilds_pictures,
-    simultaneous_lower_end,
-)
+from privdd.reporting import finding_selection
 from privdd.reporting.schema import FindingRow, Findings, Part, Positive, Unit, Verdict, first_error_line
 from privdd.reporting.summary import believable_findings
 from privdd.reporting.wording import format_number
@@ -155,7 +146,7 @@ def _judge_epsilon(policy: Policy, findings: Findings) -> Iterator[LimitResult]:
             text = f"nothing is proven: what leaves a client is unprotected, epsilon is infinite ({terms})"
         yield _judge_value("epsilon_proven", limit, proven, text)
     if (limit := policy.epsilon_shown) is not None:
-        bounds = (measured_epsilon(findings.findings), privacy.epsilon.certified)
+        bounds = (finding_selection.measured_epsilon(findings.findings), privacy.epsilon.certified)
         shown = max((bound for bound in bounds if bound is not None), default=None)
         text = f"shown at least {format_number(shown)} ({terms})"
         text = "no sound test bounded epsilon from below" if shown is None else text
@@ -171,7 +162,7 @@ def _judge_value(name: str, limit: float, found: float | None, text: str) -> Lim
 def _judge_membership(policy: Policy, believable: Sequence[FindingRow]) -> Iterator[LimitResult]:
     rows = [row for row in believable if row.family == "membership"]
     for fpr, limit in policy.tpr_at_fpr.items():
-        seen = [(m.at.tpr, m.at.ci, m.row) for m in ranked_memberships(rows) if m.at and m.fpr == fpr]
+        seen = [(m.at.tpr, m.at.ci, m.row) for m in finding_selection.ranked_memberships(rows) if m.at and m.fpr == fpr]
         what = f"true-positive rate at a false-positive rate of {fpr:g}"
         yield _judge_rates(f"tpr_at_fpr.{fpr:g}", limit, what, seen)
     if policy.auc is not None:
@@ -179,8 +170,10 @@ def _judge_membership(policy: Policy, believable: Sequence[FindingRow]) -> Itera
         yield _judge_rates("auc", policy.auc, "AUC of membership", seen)
     if (most := policy.identified_records) is not None:
         measured = [row for row in rows if row.worst_records is not None]
-        exposed = [row.worst_records for row in measured if row.worst_records and exposes_records(row)]
-        counts = [max(1, sum(one.ci[0] > EXPOSED_FPR for one in worst.records)) for worst in exposed]
+        exposed = [
+            row.worst_records for row in measured if row.worst_records and finding_selection.exposes_records(row)
+        ]
+        counts = [max(1, sum(one.ci[0] > finding_selection.EXPOSED_FPR for one in worst.records)) for worst in exposed]
         count = max(counts, default=0)
         text = (
             f"{count} records are found more often than by guessing"
@@ -197,9 +190,14 @@ def _judge_rates(
     small to tell. The intervals hold at 95 % for all rates of the run together."""
     if not rates:
         return _judge_value(name, limit, None, f"{what}: not measured, or the sample is too small for it")
-    floors = [(simultaneous_lower_end(rate, ci[0], row._context.looks), rate, row) for rate, ci, row in rates]
+    floors = [
+        (finding_selection.simultaneous_lower_end(rate, ci[0], row._context.looks), rate, row)
+        for rate, ci, row in rates
+    ]
     low, _, row = max(floors, key=lambda one: one[:2])
-    high = max(1 - simultaneous_lower_end(1 - rate, 1 - ci[1], one._context.looks) for rate, ci, one in rates)
+    high = max(
+        1 - finding_selection.simultaneous_lower_end(1 - rate, 1 - ci[1], one._context.looks) for rate, ci, one in rates
+    )
     outcome: Outcome = "broken" if low > limit else "holds" if high <= limit else "not decided"
     line = f"{what}: between {low:.3g} and {high:.3g} ({row.attack} on {row.surface}); limit {limit:g}"
     return LimitResult(name, outcome, line)
@@ -208,9 +206,13 @@ def _judge_rates(
 def _judge_reconstruction(policy: Policy, believable: Sequence[FindingRow]) -> Iterator[LimitResult]:
     if (limit := policy.psnr_gain) is None:
         return
-    rows = [row for row in believable if rebuilds_pictures(row) and row.baselines]
-    gains = [(psnr_gain(row), row) for row in rows]
-    gains += [(r.pictures.best - r.pictures.best_guess, r) for r in rows if r.pictures and has_clear_pictures(r)]
+    rows = [row for row in believable if finding_selection.rebuilds_pictures(row) and row.baselines]
+    gains = [(finding_selection.psnr_gain(row), row) for row in rows]
+    gains += [
+        (r.pictures.best - r.pictures.best_guess, r)
+        for r in rows
+        if r.pictures and finding_selection.has_clear_pictures(r)
+    ]
     if not gains:
         yield _judge_value("psnr_gain", limit, None, "no attack rebuilt pictures")
         return

@@ -15,14 +15,7 @@ from typing import Any
 
 import yaml
 
-from privdd.reporting import wording
-from privdd.reporting.decision import (
-    attacking_parties,
-    decision_card,
-    guarantee_facts,
-    manifest_text,
-    security_controls,
-)
+from privdd.reporting import decision, wording
 from privdd.reporting.run_record import RunRecord, reproduction_recipe
 from privdd.reporting.wording import format_number
 from privdd.runtime.files import DamagedRun, write_bytes
@@ -49,7 +42,7 @@ def _card_head(record: RunRecord) -> dict[str, Any]:
 
 
 def _card_lines(record: RunRecord) -> Iterator[str]:
-    card, findings = decision_card(record), record.findings
+    card, findings = decision.decision_card(record), record.findings
     yield from (f"# Model Card for {_plain(findings.run.algo)}", "", _plain(card["headline"]), "")
     yield from ("## Model Details", "", *(f"- **{name}:** {_plain(value)}" for name, value in card["run"].items()), "")
     yield from ("## Uses", "", FILL_IN, "", "### Out-of-Scope Use", "")
@@ -67,16 +60,16 @@ def _card_lines(record: RunRecord) -> Iterator[str]:
     yield from (*(can or ["- nothing that beat guessing, which is no evidence that nothing leaks"]), "")
     yield from (_plain(card["why_too_small"]), "") if card["why_too_small"] else ()
     yield from ("## Privacy", "", "| | |", "|---|---|")
-    yield from (f"| {name} | {_plain(value)} |" for name, value in guarantee_facts(findings, record.ledger))
+    yield from (f"| {name} | {_plain(value)} |" for name, value in decision.guarantee_facts(findings, record.ledger))
     shown = format_number(card["epsilon"]["shown_at_least"])
     yield from (f"| shown at least, by attacks and tests | ε = {shown} |", f"| verdict | {findings.verdict} |", "")
     yield from ("### Controls of OWASP AISVS 1.0", "", "| control | this run |", "|---|---|")
-    yield from (f"| {control} | {_plain(found)} |" for control, found in security_controls(findings))
+    yield from (f"| {control} | {_plain(found)} |" for control, found in decision.security_controls(findings))
     yield from (
         "",
         "## Evaluation",
         "",
-        f"Audited with privdd {findings.run.version} against {attacking_parties(record)}:",
+        f"Audited with privdd {findings.run.version} against {decision.attacking_parties(record)}:",
         "",
     )
     yield f"    {' '.join(reproduction_recipe(record).command.split())}"
@@ -107,14 +100,14 @@ def registry_entry(record: RunRecord) -> str:
     """YAML of tier 3. Raises DamagedRun for a run without a proven epsilon, or whose epsilon was contradicted: there is nothing
     to register."""
     findings = record.findings
-    privacy, facts = findings.privacy, dict(guarantee_facts(findings, record.ledger))
+    privacy, facts = findings.privacy, dict(decision.guarantee_facts(findings, record.ledger))
     _require_standing_limit(record)
     sent = [
         f"{wording.surface_title(row).lower()} ({wording.mechanism_title(row.mechanism)})" for row in findings.surfaces
     ]
     synthetic = bool(SYNTHETIC & {str(row.surface) for row in findings.surfaces})
-    shown = format_number(decision_card(record)["epsilon"]["shown_at_least"])
-    date = manifest_text(record, "date")[:10]
+    shown = format_number(decision.decision_card(record)["epsilon"]["shown_at_least"])
+    date = decision.manifest_text(record, "date")[:10]
     audited = f"Audited by `{reproduction_recipe(record).command}`."
     simulated = (
         "A simulation, not for release: its noise can be drawn again. " if wording.is_simulation_noise(privacy) else ""
@@ -138,7 +131,7 @@ def registry_entry(record: RunRecord) -> str:
         },
         "deployment_model": {
             "model_name": "Federated", "model_name_details": f"Who sees what is sent: {facts['who sees what is sent (the trust model)']}.",
-            "actors": f"Audited against {attacking_parties(record)}.", "release_type": "One release", "data_source_type": "Static",
+            "actors": f"Audited against {decision.attacking_parties(record)}.", "release_type": "One release", "data_source_type": "Static",
             "access_type": "Non-interactive",
         },
         "accounting": {

@@ -34,36 +34,14 @@ from privdd.runtime.run_folder import (
     plotting_library,
     seal_page,
 )
-from privdd.verification.file_checks import (
-    Disagreement,
-    Unverified,
-    check_file_digests,
-    check_page_sources,
-    check_sent_values,
-    check_signature,
-    counted,
-    find_disagreements,
-    list_unlisted_files,
-)
-from privdd.verification.recomputed import (
-    check_ledger_numbers,
-    check_pictures,
-    check_score_numbers,
-    check_training_numbers,
-    check_verdicts,
-    pictures_of,
-    read_evidence_scores,
-    run_ledger,
-    scored_rows,
-    stated_epsilon,
-)
+from privdd.verification import file_checks, recomputed
 from privdd.verification.verified_runs import load_runs
 
 MAX_PAGE_BYTES = 256 * 2**20  # bytes
 DRAWING_PATTERN = re.compile(rb"<svg\b.*?</svg>|data:image/png;base64,[A-Za-z0-9+/=]*", re.DOTALL)
 
 
-def check_page(record: RunRecord) -> Iterator[Disagreement]:
+def check_page(record: RunRecord) -> Iterator[file_checks.Disagreement]:
     """The page and its card are made again and compared byte by byte.
 
     Where it was drawn by another version of Matplotlib (see ``other_plotting_library``), the drawings inside it are left out. A
@@ -71,7 +49,7 @@ def check_page(record: RunRecord) -> Iterator[Disagreement]:
     """
     card = record.path / CARD
     if card.is_file() and read_bytes(card, MAX_PAGE_BYTES) != encode_card(record):
-        yield Disagreement(CARD, "all of it", "another card", "the one that the run's files give")
+        yield file_checks.Disagreement(CARD, "all of it", "another card", "the one that the run's files give")
     file = record.path / PAGE
     if not file.is_file():
         return
@@ -83,11 +61,11 @@ def check_page(record: RunRecord) -> Iterator[Disagreement]:
         return
     if DRAWING_PATTERN.sub(b"", stored) == DRAWING_PATTERN.sub(b"", found):
         if not other_plotting_library(record):
-            yield Disagreement(PAGE, "drawings", "other ones", "those of the evidence (the text agrees)")
+            yield file_checks.Disagreement(PAGE, "drawings", "other ones", "those of the evidence (the text agrees)")
         return
     at = next((i for i, (a, b) in enumerate(zip(_text_lines(stored), _text_lines(found))) if a != b), 0)
     one, other = (b"".join(_text_lines(text)[at : at + 1]).decode(errors="replace").strip() for text in (stored, found))
-    yield Disagreement(PAGE, f"line {at + 1}", repr(one[:80]), repr(other[:80]))
+    yield file_checks.Disagreement(PAGE, f"line {at + 1}", repr(one[:80]), repr(other[:80]))
 
 
 def other_plotting_library(record: RunRecord) -> str:
@@ -110,7 +88,7 @@ class Verification:
     that the run did not write and nothing reads; signer: the public key, "" where nobody signed; computed: how many
     numbers were computed again; trusted: how many were not; deciding: those of them that a decision can rest on, in words."""
 
-    disagreements: tuple[Disagreement, ...]
+    disagreements: tuple[file_checks.Disagreement, ...]
     not_recomputable: tuple[str, ...]
     unlisted: tuple[str, ...]
     signer: str = ""
@@ -132,19 +110,23 @@ def verify_run(folder: Path, key: Path | None = None) -> Verification:
     else:
         record = read_run_record(folder)
         manifest = record.manifest
-    found, signer = list(check_file_digests(folder, manifest)), ""
+    found, signer = list(file_checks.check_file_digests(folder, manifest)), ""
     if key is not None or (folder / SIGNATURE).is_file():
-        signer, wrong = check_signature(folder, manifest, key)
+        signer, wrong = file_checks.check_signature(folder, manifest, key)
         found += wrong
-    with counted() as computed, torch_threads(1):
+    with file_checks.counted() as computed, torch_threads(1):
         if only_trained:
-            found += check_training_numbers(folder)
+            found += recomputed.check_training_numbers(folder)
             kept, (trusted, deciding) = ["accuracy: needs the data and the model"], (1, tuple[str, ...]())
         else:
-            ledger = run_ledger(record)
-            found += [*_check_numbers(record, ledger), *check_sent_values(record, ledger), *check_page(record)]
+            ledger = recomputed.run_ledger(record)
+            found += [
+                *_check_numbers(record, ledger),
+                *file_checks.check_sent_values(record, ledger),
+                *check_page(record),
+            ]
             kept, (trusted, deciding) = list(list_not_recomputable(record, ledger)), on_trust(record)
-    beside = tuple(list_unlisted_files(folder, manifest))
+    beside = tuple(file_checks.list_unlisted_files(folder, manifest))
     return Verification(tuple(found), tuple(kept), beside, signer, computed[0], trusted, deciding)
 
 
@@ -159,35 +141,35 @@ def load_run(folder: Path | str) -> RunRecord:
     if folder.is_dir():
         check_plain_folder(folder)
     record = read_run_record(folder)
-    wrong = list(check_page_sources(folder, record.manifest)) if FILES_KEY in record.manifest else []
+    wrong = list(file_checks.check_page_sources(folder, record.manifest)) if FILES_KEY in record.manifest else []
     with torch_threads(1):  # on small tensors, more cost time
-        wrong = wrong or list(_check_numbers(record, run_ledger(record)))
+        wrong = wrong or list(_check_numbers(record, recomputed.run_ledger(record)))
     if wrong:
         more = f" (and {len(wrong) - 1} more: python -m privdd.verify)" if len(wrong) > 1 else ""
-        raise Unverified(f"{folder}: {wrong[0]}{more}")
+        raise file_checks.Unverified(f"{folder}: {wrong[0]}{more}")
     return record
 
 
-def _check_numbers(record: RunRecord, ledger: Ledger | None) -> Iterator[Disagreement]:
-    yield from check_ledger_numbers(record, ledger)
-    yield from check_score_numbers(record)
-    yield from check_pictures(record)
-    yield from check_verdicts(record, ledger)
+def _check_numbers(record: RunRecord, ledger: Ledger | None) -> Iterator[file_checks.Disagreement]:
+    yield from recomputed.check_ledger_numbers(record, ledger)
+    yield from recomputed.check_score_numbers(record)
+    yield from recomputed.check_pictures(record)
+    yield from recomputed.check_verdicts(record, ledger)
     yield from _check_manifest(record)
     yield from _missing(record)
 
 
-def _check_manifest(record: RunRecord) -> Iterator[Disagreement]:
+def _check_manifest(record: RunRecord) -> Iterator[file_checks.Disagreement]:
     """Compare the seed and version in manifest, config and findings."""
     run, manifest, config = record.findings.run, record.manifest, record.config
     for name, value in (("seed", run.seed), ("version", run.version)):
         if name in manifest:
-            yield from find_disagreements(MANIFEST, name, manifest[name], value)
+            yield from file_checks.find_disagreements(MANIFEST, name, manifest[name], value)
     if "seed" in config:
-        yield from find_disagreements("config.yaml", "seed", config["seed"], run.seed)
+        yield from file_checks.find_disagreements("config.yaml", "seed", config["seed"], run.seed)
 
 
-def _missing(record: RunRecord) -> Iterator[Disagreement]:
+def _missing(record: RunRecord) -> Iterator[file_checks.Disagreement]:
     """Attacks that a command ran, or the config asks for, and of which no finding is left.
 
     A run that diverged was not attacked, and earlier versions did not write down which attacks had nothing to read.
@@ -202,7 +184,9 @@ def _missing(record: RunRecord) -> Iterator[Disagreement]:
     there = {row.attack for row in record.findings.findings} | {*map(str, unread)}
     stored = record.config.get("attack")
     for name in sorted({*asked, *(stored if isinstance(stored, Mapping) else ())} - there):
-        yield Disagreement("findings.json", "findings", f"none of {name}", asked.get(name, "config.yaml asks for it"))
+        yield file_checks.Disagreement(
+            "findings.json", "findings", f"none of {name}", asked.get(name, "config.yaml asks for it")
+        )
 
 
 # Measures that the folder cannot give again and decisions rest on -> what they are called; {} is the attack.
@@ -239,17 +223,19 @@ def list_not_recomputable(record: RunRecord, ledger: Ledger | None) -> Iterator[
         yield f"{PAGE}: drawings: made by {drawn!r}, here is {plotting_library()}"
     for claim in findings.privacy.claims:
         yield f"privacy.claims ({claim.source}): the theorem needs the run's settings"
-    scored = {at for at, _ in scored_rows(record)}
+    scored = {at for at, _ in recomputed.scored_rows(record)}
     for at, row in enumerate(findings.findings):
         name = f"findings.{at} ({row.surface} {row.attack})"
         if row.family != Family.MEMBERSHIP:
-            again = {"psnr", "n"} if pictures_of(record, row) is not None else set[str]()
+            again = {"psnr", "n"} if recomputed.pictures_of(record, row) is not None else set[str]()
             measured = sorted(row.model_fields_set - FINDING_HEAD - {"diagnostics"} - again)
             if measured:
                 yield f"{name}: {', '.join(measured)}: needs the run's records"
-        elif at in scored and read_evidence_scores(record, row) is None:
+        elif at in scored and recomputed.read_evidence_scores(record, row) is None:
             yield f"{name}: its evidence holds no scores"
-        elif row.epsilon_stated is not None and row.epsilon_stated != stated_epsilon(record, ledger, str(row.surface)):
+        elif row.epsilon_stated is not None and row.epsilon_stated != recomputed.stated_epsilon(
+            record, ledger, str(row.surface)
+        ):
             yield f"{name}: epsilon_stated is the claim's, not the ledger's"
 
 
