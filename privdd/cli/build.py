@@ -169,10 +169,7 @@ def build_experiment(config: DictConfig, *, noise_here: bool = True) -> Experime
     plan = replace(plan, mechanisms=plan.trust.split_mechanisms(plan.mechanisms, len(plan.asked_clients(0))))
     plan = replace(plan, method=plan.method.released_through(plan.mechanisms, problem))
     plan = replace(plan, settings=_noise_settings_hash(run, audit), paired_noise=privacy.paired_noise)
-    _check_delta(privacy, plan, shards)
-    _check_normalisers(plan, dataset.classes, shards)
-    if said := too_few_clients_warning(plan):
-        warnings.warn(said, stacklevel=2)
+    _warn_of_settings(privacy, plan, dataset.classes, shards)
     capture = CaptureSettings(**settings.to_plain_settings(config.capture))
     capture.check_selection(plan)
     return Experiment(run, privacy, audit, plan, dataset, shards, engine, capture)
@@ -305,14 +302,14 @@ def planned_event(plan: Plan) -> dpa.DpEvent:
     return dpa.ComposedDpEvent(events)
 
 
-def _check_delta(privacy: PrivacySettings, plan: Plan, shards: Sequence[Shard]) -> None:
+def _warn_of_settings(privacy: PrivacySettings, plan: Plan, classes: int, shards: Sequence[Shard]) -> None:
+    """Of a large delta, of too few clients, and where a sum over drawn records is divided by more than three times their
+    number, or less than a third of it."""
     records = max(len(s.train) for s in shards)
     if privacy.unit == "record" and plan.mechanisms and privacy.delta * records > 1:
-        warnings.warn(f"privacy.delta={privacy.delta} is above 1/{records}, one over a client's records", stacklevel=2)
-
-
-def _check_normalisers(plan: Plan, classes: int, shards: Sequence[Shard]) -> None:
-    """Warns where a sum over drawn records is divided by more than three times their number, or less than a third of it."""
+        warnings.warn(f"privacy.delta={privacy.delta} is above 1/{records}, one over a client's records", stacklevel=3)
+    if said := too_few_clients_warning(plan):
+        warnings.warn(said, stacklevel=3)
     mean = sum(len(s.train) for s in shards) / len(shards)
     for name, cells in (("dpsgd", 1), ("synthetic_gradient", classes)):
         made = plan.mechanisms.get(name)

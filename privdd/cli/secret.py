@@ -101,9 +101,11 @@ def check_same_secret(folder: RunFolder, config: DictConfig) -> None:
         return
     file, secret = folder.path / "state" / "secret.json", secret_of_config(config)
     if not folder.checkpoint_file.exists():
-        write_json(
-            file, {"schema": 1, "held_by": "clients"} if secret is None else _secret_record(secret), private=True
-        )
+        kept: dict[str, Any] = {"schema": 1, "held_by": "clients"}
+        if secret is not None:
+            salt = secrets.token_bytes(16)
+            kept |= {"held_by": "here", "salt": salt.hex(), "scrypt": _scrypt_digest(secret, salt)}
+        write_json(file, kept, private=True)
         return
     if secret is None:
         return
@@ -112,11 +114,6 @@ def check_same_secret(folder: RunFolder, config: DictConfig) -> None:
         return
     if not _matches_record(secret, kept, file):
         raise BadConfig(f"{folder.path}: began with another secret; give that one ({SECRET_VARIABLE})")
-
-
-def _secret_record(secret: str) -> dict[str, Any]:
-    salt = secrets.token_bytes(16)
-    return {"schema": 1, "held_by": "here", "salt": salt.hex(), "scrypt": _scrypt_digest(secret, salt)}
 
 
 def _scrypt_digest(secret: str, salt: bytes) -> str:

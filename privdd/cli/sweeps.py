@@ -131,10 +131,14 @@ class Sweep:
         check: raises where what is finished there is not what is asked for now.
         """
         self._write_mark(path, None)
-        if all((path / name).is_file() for name in RESULT_FILES[self.command]):
-            status, line = _try_point(lambda: _skip_finished(path, check))
-        else:
-            status, line = _try_point(work)
+
+        def skip_finished() -> int:
+            check()
+            print(f"privdd: {path.name} is finished, skipped", file=sys.stderr)
+            return stored_status(path)
+
+        finished = all((path / name).is_file() for name in RESULT_FILES[self.command])
+        status, line = _try_point(skip_finished if finished else work)
         if line:
             print(f"privdd: error: {path.name}: {line}", file=sys.stderr)
         self._write_mark(path, status, line)
@@ -181,12 +185,6 @@ class Sweep:
             print_training_table(trained, sys.stdout)
             print(f"table: {table}")
         return 2 if 2 in found.values() else int(bool(failed) or not found)
-
-
-def _skip_finished(path: Path, check: Callable[[], object]) -> int:
-    check()
-    print(f"privdd: {path.name} is finished, skipped", file=sys.stderr)
-    return stored_status(path)
 
 
 def _try_point(work: Callable[[], int]) -> tuple[int, str]:

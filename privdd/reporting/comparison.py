@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from rich.table import Table as Drawn
 from rich.text import Text
@@ -196,13 +196,15 @@ def read_training_record(path: Path) -> RunRecord:
     try:
         privacy = {name: result[name] for name in ("delta", "unit", "relation")}
         seconds = Seconds(train=0, worlds=0, attacks=0, total=0)
+        known = ("accuracy", "diverged", "uploaded_bytes_per_client", "downloaded_bytes_per_client")
+        utility = Utility(accuracy_kind="global", **{name: result[name] for name in known if name in result})
         data, preset = (str(config[name]["name"]) for name in ("data", "preset"))
         run = Run(
             algo=str(config["name"]), data=data, preset=preset, seed=int(config["seed"]), version="", clients=0, rounds=0,
             seconds=seconds,
         )  # fmt: skip
         found = Findings(
-            run=run, utility=_utility_of(result), surfaces=[], findings=[],
+            run=run, utility=utility, surfaces=[], findings=[],
             privacy=Privacy(epsilon=EpsilonPair(**result["epsilon"]), claims=[], **privacy),
             verdict="unprotected" if result["epsilon"]["pld"] == "inf" else "consistent",  # never shown
         )  # fmt: skip
@@ -211,19 +213,12 @@ def read_training_record(path: Path) -> RunRecord:
     return RunRecord(path, found, config=config)
 
 
-def _utility_of(result: dict[str, Any]) -> Utility:
-    sizes = {name: result[name] for name in ("uploaded_bytes_per_client", "downloaded_bytes_per_client")}
-    return Utility(accuracy=result["accuracy"], accuracy_kind="global", diverged=result.get("diverged"), **sizes)
-
-
 def write_training_table(
     paths: Sequence[Path], out: Path, read: Callable[[Path], RunRecord] = read_training_record
 ) -> Path:
     """``out/training.csv`` of finished trainings, each opened by ``read``; returns its path."""
-    write_bytes(
-        out / "training.csv",
-        table_to_csv(frontier_table(group_runs([read(p) for p in paths]), TRAINING_COLUMNS)).encode(),
-    )
+    table = frontier_table(group_runs([read(path) for path in paths]), TRAINING_COLUMNS)
+    write_bytes(out / "training.csv", table_to_csv(table).encode())
     return out / "training.csv"
 
 

@@ -249,8 +249,8 @@ def answer_risks(findings: Findings) -> list[Answer]:
     """One answer for each of the three risks."""
     return [
         _answer_question(findings, "Singling out", "Can one record be picked out of all others?", _is_membership, ("tpr_at_fpr", "auc", "auc_ci", "worst_records"), _identification_bounds(findings)),
-        _answer_question(findings, "Linkability", "Can a message be linked to a record that somebody already holds?", _links_records, ("identified", "identified_chance")),
-        _answer_question(findings, "Inference", "Can something that was never sent be learned about a record or a client?", _infers_contents, ("psnr", "pictures", "label_accuracy")),
+        _answer_question(findings, "Linkability", "Can a message be linked to a record that somebody already holds?", lambda r: None not in (r.identified, r.identified_chance), ("identified", "identified_chance")),
+        _answer_question(findings, "Inference", "Can something that was never sent be learned about a record or a client?", lambda r: r.family in {"label", *finding_selection.PICTURE_FAMILIES}, ("psnr", "pictures", "label_accuracy")),
     ]  # fmt: skip
 
 
@@ -273,14 +273,19 @@ def guarantee_facts(findings: Findings, ledger: Mapping[str, Any]) -> list[tuple
     tests = dict.fromkeys(wording.attack_title(row.attack) for row in findings.findings if row.family == "guarantee")
     noise = wording.noise_source_text(privacy.noise) if privacy.noise else "no noise is recorded"
     stated = f"ε at most {format_number(privacy.epsilon.best)} at δ = {format_number(privacy.delta)}, over all rounds"
-    seeing = _parties_seeing(ledger_rows(ledger))
+    seeing, utility = _parties_seeing(ledger_rows(ledger)), findings.utility
+    # of models that never left their clients (``audit.public_facts`` says the same)
+    own = utility is not None and (utility.accuracy_kind == "personal" or not findings.run.clients)
     return [
         ("the limit", "none is proven: ε = ∞" if math.isinf(privacy.epsilon.best) else stated),
         ("the unit of privacy", f"one {privacy.unit}; neighbours: {wording.relation_text(privacy)}"),
         ("who sees what is sent (the trust model)", join_names(seeing) if seeing else "not recorded"),
         ("where the noise comes from", noise),
         ("whether the code does what the proof says", f"looked at by {join_names(list(tests))}" if tests else UNTRIED),
-        ("what the limit does not cover", _uncovered_by_limit(findings)),
+        (
+            "what the limit does not cover",
+            f"how settings were chosen; {'the accuracy, and ' * own}the findings on this page",
+        ),
     ]
 
 
@@ -302,23 +307,8 @@ def security_controls(findings: Findings) -> list[tuple[str, str]]:
     ]
 
 
-def _uncovered_by_limit(findings: Findings) -> str:
-    """The accuracy only where it is of models that never left their clients (``audit.public_facts`` says the same)."""
-    utility = findings.utility
-    own = utility is not None and (utility.accuracy_kind == "personal" or not findings.run.clients)
-    return f"how settings were chosen; {'the accuracy, and ' if own else ''}the findings on this page"
-
-
 def _is_membership(row: FindingRow) -> bool:
     return row.family == "membership" and row.status != "nothing_to_read"
-
-
-def _links_records(row: FindingRow) -> bool:
-    return row.identified is not None and row.identified_chance is not None
-
-
-def _infers_contents(row: FindingRow) -> bool:
-    return row.family == "label" or row.family in finding_selection.PICTURE_FAMILIES
 
 
 def _answer_question(

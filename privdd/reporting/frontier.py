@@ -138,15 +138,11 @@ def group_runs(runs: Sequence[RunRecord]) -> list[Setting]:
     """Group runs by everything but the seed; sorted by method, then falling epsilon, then label."""
     grouped: dict[tuple[tuple[str, str], ...], list[RunRecord]] = {}
     for run in runs:
-        grouped.setdefault(tuple(sorted(_run_identity(run).items())), []).append(run)
+        mine = {name: getattr(run.findings.run, name) for name in ("algo", "data", "preset")}
+        mine |= {f"config:{key}": value for key, value in flatten_config(run.config).items()}
+        grouped.setdefault(tuple(sorted(mine.items())), []).append(run)
     made = [_make_setting(dict(key), members, [dict(k) for k in grouped]) for key, members in grouped.items()]
     return sorted(_number_equal_labels(made), key=lambda s: (s.method, -s.epsilon, s.label))
-
-
-def _run_identity(run: RunRecord) -> dict[str, str]:
-    known, config = run.findings.run, flatten_config(run.config)
-    named = {"algo": known.algo, "data": known.data, "preset": known.preset}
-    return named | {f"config:{key}": value for key, value in config.items()}
 
 
 def _make_setting(mine: Mapping[str, str], runs: list[RunRecord], everyone: Sequence[Mapping[str, str]]) -> Setting:
@@ -259,16 +255,14 @@ def _target_paths(node: Any) -> Iterator[str]:
 
 def frontier_places(made: Sequence[Setting]) -> list[FrontierPlace]:
     """Every setting that trained a model, by rising epsilon and falling accuracy."""
-    there = [_frontier_place(s) for s in made if s.accuracies]
+    there = []
+    for setting in (one for one in made if one.accuracies):
+        config = setting.runs[0].config
+        certified = lower_median(run.findings.privacy.epsilon.certified for run in setting.runs)
+        certified = setting.measured if certified is None else certified
+        there.append(FrontierPlace(setting, trust_of_config(config), public_data_of(config), certified))
     marked = [replace(p, dominated=_dominating_setting(p, there)) for p in there]
     return sorted(marked, key=lambda p: (p.setting.epsilon, -(p.setting.accuracy or 0.0), p.setting.label))
-
-
-def _frontier_place(setting: Setting) -> FrontierPlace:
-    config = setting.runs[0].config
-    certified = lower_median(run.findings.privacy.epsilon.certified for run in setting.runs)
-    certified = setting.measured if certified is None else certified
-    return FrontierPlace(setting, trust_of_config(config), public_data_of(config), certified)
 
 
 def _dominating_setting(mine: FrontierPlace, everyone: Sequence[FrontierPlace]) -> str:
