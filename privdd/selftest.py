@@ -8,34 +8,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from privdd.core.validation import (
-    BadConfig,
-    Command,
-    Key,
-    parse_integer,
-    parse_integer_list,
-    read_path,
-    read_text,
-    read_word,
-)
+from privdd.core import validation
 
 EXIT_MISSED = 2
-SELFTEST = Command(
+SELFTEST = validation.Command(
     "privdd-selftest [fault=drawn] [profile=all] [seed=0] [draws=16] [seeds=0] [controls=4] [out=FILE.json] [docs=FILE.md] [resume=true]",
     "Plants faults in small runs of the profiles with a guarantee, and audits each. Exit status: 0 all faults were caught\n"
     "and no healthy run was contradicted, 2 otherwise, 1 error. By default faults are drawn: what is wrong, in which rounds,\n"
     "releases, clients and numbers, and in which profile (a few minutes). fault=all draws=0 plants every fault that has a name in\n"
     "every profile (hours).",
     (
-        Key("fault", read_text, "A,B", "which faults (drawn: none but the drawn ones; all: those with a name; none; or names: a wrong one lists them)"),
-        Key("profile", read_text, "A,B", "in which profiles (all, or names)"),
-        Key("seed", parse_integer, "N", "which faults are drawn, and the seeds of their runs and of the healthy ones"),
-        Key("draws", parse_integer, "N", "how many are drawn (0 unless fault=drawn)"),
-        Key("seeds", parse_integer_list, "0-2", "each fault with a name once a seed (0-2, or 0,5)"),
-        Key("controls", parse_integer, "N", "healthy runs, spread over the profiles, each with a seed of its own"),
-        Key("out", read_path, "FILE", "every outcome as JSON, written after each run"),
-        Key("docs", read_path, "FILE", "the table as a page of Markdown"),
-        Key("resume", read_word("true", "false", "only"), "true", "what the file of out= holds is not run again; resume=only: nothing else is, either"),
+        validation.Key("fault", validation.read_text, "A,B", "which faults (drawn: none but the drawn ones; all: those with a name; none; or names: a wrong one lists them)"),
+        validation.Key("profile", validation.read_text, "A,B", "in which profiles (all, or names)"),
+        validation.Key("seed", validation.parse_integer, "N", "which faults are drawn, and the seeds of their runs and of the healthy ones"),
+        validation.Key("draws", validation.parse_integer, "N", "how many are drawn (0 unless fault=drawn)"),
+        validation.Key("seeds", validation.parse_integer_list, "0-2", "each fault with a name once a seed (0-2, or 0,5)"),
+        validation.Key("controls", validation.parse_integer, "N", "healthy runs, spread over the profiles, each with a seed of its own"),
+        validation.Key("out", validation.read_path, "FILE", "every outcome as JSON, written after each run"),
+        validation.Key("docs", validation.read_path, "FILE", "the table as a page of Markdown"),
+        validation.Key("resume", validation.read_word("true", "false", "only"), "true", "what the file of out= holds is not run again; resume=only: nothing else is, either"),
     ),
 )  # fmt: skip
 
@@ -59,7 +50,7 @@ def parse_selftest_arguments(argv: Sequence[str]) -> SelftestRequest:
     """Raises BadConfig, one line, for anything that is not understood."""
     given = SELFTEST.parse(argv)
     if given.get("resume", "false") != "false" and "out" not in given:
-        raise BadConfig(f"resume={given['resume']}: with out=FILE only")
+        raise validation.BadConfig(f"resume={given['resume']}: with out=FILE only")
     return SelftestRequest(**given)
 
 
@@ -76,33 +67,31 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run_command(argv: Sequence[str]) -> int:
     from privdd.reporting.export import write_markdown_page
+    from privdd.selftest_faults import mutation_score
     from privdd.selftest_faults.fault import select_profiles
-    from privdd.selftest_faults.mutation_score import (
-        DRAWN_NAME,
-        draw_faults,
-        format_score_page,
-        format_score_table,
-        select_faults,
-        split_outcomes,
-        summarise_score,
-        unexpected_outcomes,
-    )
 
     asked = parse_selftest_arguments(argv)
-    faults, wanted = select_faults(asked.fault), select_profiles(asked.profile)
+    faults, wanted = mutation_score.select_faults(asked.fault), select_profiles(asked.profile)
     absent = {p.name: p.reason_unavailable() for p in wanted if p.reason_unavailable()}
     profiles = [p for p in wanted if p.name not in absent]
     for name, why in absent.items():
         print(f"profile {name}: not run: {why}", file=sys.stderr)
-    draws = asked.draws if asked.draws is not None else 16 if asked.fault == DRAWN_NAME else 0
-    jobs = _jobs(asked, faults, draw_faults(asked.seed, draws, profiles), profiles)
+    draws = asked.draws if asked.draws is not None else 16 if asked.fault == mutation_score.DRAWN_NAME else 0
+    jobs = _jobs(asked, faults, mutation_score.draw_faults(asked.seed, draws, profiles), profiles)
     outcomes = list(_run_trials(asked, jobs))
-    table, problems = format_score_table(outcomes, faults, profiles), unexpected_outcomes(outcomes)
-    print("\n".join([summarise_score(outcomes), *problems, *table]), flush=True)
+    table, problems = (
+        mutation_score.format_score_table(outcomes, faults, profiles),
+        mutation_score.unexpected_outcomes(outcomes),
+    )
+    print("\n".join([mutation_score.summarise_score(outcomes), *problems, *table]), flush=True)
     if asked.docs is not None:
         command = " ".join(["python -m privdd.selftest", *(a for a in argv if not a.startswith(("out=", "resume=")))])
-        write_markdown_page(asked.docs, format_score_page(outcomes, faults, profiles, command))
-    return 0 if any(split_outcomes(outcomes)) and not list(unexpected_outcomes(outcomes)) else EXIT_MISSED
+        write_markdown_page(asked.docs, mutation_score.format_score_page(outcomes, faults, profiles, command))
+    return (
+        0
+        if any(mutation_score.split_outcomes(outcomes)) and not list(mutation_score.unexpected_outcomes(outcomes))
+        else EXIT_MISSED
+    )
 
 
 def _jobs(

@@ -35,29 +35,22 @@ def print_cost(config: DictConfig, path: Path, points: int | None = 1) -> int:
 
     points: of a sweep whose first point ``config`` is; None = not known.
     """
-    from privdd.auditing.cost_estimate import (
-        DRY_RUN_SECONDS,
-        check_resources,
-        choose_engine,
-        count_model_numbers,
-        estimate_cost,
-        trains_by_own_code,
-    )
+    from privdd.auditing import cost_estimate
     from privdd.cli.build import build_attacks, build_experiment
     from privdd.core.device import deterministic_kernels
 
     if any(config.get(word) is not None for word in ("scores", "run", "resume")):
         raise BadConfig(f"{DRY_RUN_OPTION}: only a run that trains has a price; leave scores=, run= and resume= away")
     experiment = build_experiment(config)
-    check_resources(experiment, path, force=is_forced(config))
+    cost_estimate.check_resources(experiment, path, force=is_forced(config))
     part = "whole rounds of two clients, as your own training cannot be cut short"
-    timed = part if trains_by_own_code(experiment) else "a part of a few rounds"
+    timed = part if cost_estimate.trains_by_own_code(experiment) else "a part of a few rounds"
     print(f"privdd: {DRY_RUN_OPTION}: timing {timed}", file=sys.stderr, flush=True)
     with deterministic_kernels(experiment.run.device):  # the kernels of the run
         attacks = build_attacks(config)
-        found = choose_engine(experiment, attacks, DRY_RUN_SECONDS)[1] or estimate_cost(
-            experiment, attacks, DRY_RUN_SECONDS
-        )
+        found = cost_estimate.choose_engine(experiment, attacks, cost_estimate.DRY_RUN_SECONDS)[
+            1
+        ] or cost_estimate.estimate_cost(experiment, attacks, cost_estimate.DRY_RUN_SECONDS)
     total, *stages = found.format_lines()
     lines, seconds = [f"{config.name or 'this run'}: {total}; nothing was kept", *stages], found.wall_seconds
     if points != 1:
@@ -66,7 +59,7 @@ def print_cost(config: DictConfig, path: Path, points: int | None = 1) -> int:
             rest = f", so all take about {format_seconds(points * seconds)} one after the other, if alike"
         many = f"{points} points; " if points else ""
         lines.insert(0, f"sweep: {many}the first takes about {format_seconds(seconds)}{rest}")
-    model, numbers = config.get("model"), count_model_numbers(experiment)
+    model, numbers = config.get("model"), cost_estimate.count_model_numbers(experiment)
     if model and numbers:
         width = f" of width {model.width}" if model.get("width") else ""
         lines.append(f"network: {model.get('name') or 'your own'}{width}, {numbers / 1e6:.2g} million numbers")

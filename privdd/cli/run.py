@@ -19,16 +19,9 @@ from attacks.external_scores import audit_scores
 from attacks.statistics import shared_confidence
 from attacks.types import SENT_BY_SERVER, Finding, Surface
 from privdd import __version__
+from privdd.auditing import findings as audit_findings
 from privdd.auditing.cost_estimate import ANNOUNCEMENT_SECONDS, check_resources, choose_engine, describe_estimate
 from privdd.auditing.coverage import UNREAD_REASON, check_coverage, uncovered_surfaces
-from privdd.auditing.findings import (
-    bytes_per_client,
-    decide_verdict,
-    epsilon_by_accountant,
-    finding_row,
-    manifest_json,
-    write_audit,
-)
 from privdd.cli import build, settings, stored_config
 from privdd.cli.compose import format_shell_assignment
 from privdd.cli.secret import check_same_secret, remove_secret
@@ -127,7 +120,7 @@ def run_audit(config: DictConfig, path: Path, argv: Sequence[str]) -> int:
             audited = audit_experiment(experiment, attacks, folder, earlier)
             kept = {finding.attack for finding in earlier.by_file.values()}
             ran = {*asked} | attacks.keys() - kept - {*audited.not_run}
-            result = write_audit(folder, audited, argv, earlier.commands, ran)
+            result = audit_findings.write_audit(folder, audited, argv, earlier.commands, ran)
             write_report(path)
         by_round = result.utility.accuracy_by_round if result.utility else ()
         track_run(config.tracking, path, by_round, tracked_scalars(result))
@@ -197,9 +190,9 @@ def run_training(config: DictConfig, path: Path, argv: Sequence[str]) -> int:
             progress = trainer.run()
         seconds = {"train": time.monotonic() - began}
         if not folder.findings_file.exists():  # else it says how that was found, and nothing was trained
-            write_json(folder.manifest_file, manifest_json(experiment, progress, seconds, argv))
+            write_json(folder.manifest_file, audit_findings.manifest_json(experiment, progress, seconds, argv))
         ledger, clients = progress.ledger, experiment.plan.problem.clients
-        epsilon, accuracy = epsilon_by_accountant(ledger), progress.accuracy[-1]
+        epsilon, accuracy = audit_findings.epsilon_by_accountant(ledger), progress.accuracy[-1]
         summary: dict[str, Any] = {
             "schema": 1,
             "accuracy": accuracy,
@@ -207,8 +200,8 @@ def run_training(config: DictConfig, path: Path, argv: Sequence[str]) -> int:
             "delta": ledger.delta,
             "unit": ledger.unit,
             "relation": ledger.relation,
-            "uploaded_bytes_per_client": bytes_per_client(progress.uploaded, clients),
-            "downloaded_bytes_per_client": bytes_per_client(progress.downloaded, clients),
+            "uploaded_bytes_per_client": audit_findings.bytes_per_client(progress.uploaded, clients),
+            "downloaded_bytes_per_client": audit_findings.bytes_per_client(progress.downloaded, clients),
             "accuracy_by_round": list(progress.accuracy),
             "diverged": progress.diverged,
         }
@@ -345,7 +338,7 @@ def _findings_json(
     config: DictConfig, delta: float, stated: float | None, findings: Sequence[Finding], seconds: float
 ) -> dict[str, Any]:
     unknown = {"pld": math.inf, "rdp": math.inf}
-    verdict, surface = decide_verdict(unknown, stated, findings), findings[0].surface
+    verdict, surface = audit_findings.decide_verdict(unknown, stated, findings), findings[0].surface
     why = "nothing here shows how it was derived; only attacks were run"
     claim = {"source": STATED_ELSEWHERE, "epsilon": stated, "sound": False, "why": why}
     run = {
@@ -364,6 +357,6 @@ def _findings_json(
         "target": {"kind": "scores"},
         "privacy": {**game, "epsilon": unknown, "claims": [] if stated is None else [claim]},
         "surfaces": [sent],
-        "findings": [finding_row(finding, stated) for finding in findings],
+        "findings": [audit_findings.finding_row(finding, stated) for finding in findings],
         "verdict": verdict,
     }

@@ -6,15 +6,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from privdd.reporting import wording
+from privdd.reporting import finding_selection, wording
 from privdd.reporting.figures import png_uri
-from privdd.reporting.finding_selection import (
-    PICTURE_FAMILIES,
-    blind_guess_psnr,
-    blind_label_rate,
-    reads_transcripts,
-    strongest_on_each_surface,
-)
 from privdd.reporting.run_record import RunRecord
 from privdd.reporting.schema import FindingRow, Findings, KindRates, Run, WorstRecords
 from privdd.reporting.wording import NONE, format_decibel, format_number, format_share
@@ -53,7 +46,12 @@ def findings_by_question(findings: Iterable[FindingRow]) -> list[FindingsTable]:
     rows = list(findings)
     asked: tuple[tuple[str, str, Iterable[str], Sequence[Column]], ...] = (
         ("t-membership", "Was this record used?", {"membership"}, MEMBERSHIP),
-        ("t-pictures", "Can pictures and classes be rebuilt?", {*PICTURE_FAMILIES, "label"}, PICTURES),
+        (
+            "t-pictures",
+            "Can pictures and classes be rebuilt?",
+            {*finding_selection.PICTURE_FAMILIES, "label"},
+            PICTURES,
+        ),
         ("t-guarantee", "Does the stated limit hold?", {"guarantee"}, GUARANTEE),
     )
     made = []
@@ -92,7 +90,7 @@ def _kappa_cell(row: FindingRow) -> TableCell:
 
 
 def _psnr_cell(row: FindingRow) -> TableCell:
-    blind, seen = blind_guess_psnr(row), row.pictures
+    blind, seen = finding_selection.blind_guess_psnr(row), row.pictures
     if seen is not None:
         guess = f"guess {format_decibel(seen.guess)}; mean {format_number(row.psnr)}"
         return TableCell(format_decibel(seen.median), guess)
@@ -114,13 +112,13 @@ def _identified_cell(row: FindingRow) -> TableCell:
 
 
 def _labels_cell(row: FindingRow) -> TableCell:
-    chance = blind_label_rate(row)
+    chance = finding_selection.blind_label_rate(row)
     blind = "" if chance is None or row.label_accuracy is None else f"blind {format_share(chance)}"
     return TableCell(format_share(row.label_accuracy), blind)
 
 
 def _size_cell(row: FindingRow) -> TableCell:
-    what = "transcript" if reads_transcripts(row) else "replay"
+    what = "transcript" if finding_selection.reads_transcripts(row) else "replay"
     worlds = "" if row.worlds is None else f"{row.worlds} {what}{'s' if row.worlds != 1 else ''}"
     return TableCell(NONE if row.n is None else str(row.n), worlds)
 
@@ -356,7 +354,7 @@ class ExposedSurface:
 def most_exposed_records(record: RunRecord) -> list[ExposedSurface]:
     """One for each surface whose strongest membership attack names its most exposed records, by its lower end."""
     rows = [row for row in record.findings.findings if row.worst_records and row.worst_records.records]
-    best = ((row, row.worst_records) for row in strongest_on_each_surface(rows))
+    best = ((row, row.worst_records) for row in finding_selection.strongest_on_each_surface(rows))
     return [_exposed_on_surface(record, row, worst) for row, worst in best if worst]
 
 
@@ -392,5 +390,5 @@ def hard_records_note(run: Run) -> list[str]:
 
 def rates_by_kind(record: RunRecord) -> list[tuple[FindingRow, list[tuple[str, KindRates]]]]:
     """For the strongest attack on each surface: (kind in words, its rates), what was made hard to fit first."""
-    best = strongest_on_each_surface(row for row in record.findings.findings if row.by_kind)
+    best = finding_selection.strongest_on_each_surface(row for row in record.findings.findings if row.by_kind)
     return [(row, [(KIND.get(k, k), v) for k, v in (row.by_kind or {}).items()]) for row in best]

@@ -26,18 +26,7 @@ from torch import Tensor
 
 from privdd.core.types import State
 from privdd.core.validation import BadConfig
-from privdd.runtime.files import (
-    DamagedRun,
-    check_plain_folder,
-    is_half_written,
-    list_plain_files,
-    read_bytes,
-    read_json,
-    read_json_object,
-    safe_name,
-    write_bytes,
-    write_json,
-)
+from privdd.runtime import files
 
 LARGEST_TENSORS = 16 * 2**30
 LARGEST_HEADER = 16 * 2**20  # bytes of names and shapes at the start of a safetensors file
@@ -50,7 +39,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], *, durable: bool = 
     run gives the same bits only if the order comes back.
     """
     plain = {name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}
-    write_bytes(path, safetensors.torch.save(plain, {"order": json.dumps(list(plain))}), durable=durable)
+    files.write_bytes(path, safetensors.torch.save(plain, {"order": json.dumps(list(plain))}), durable=durable)
 
 
 def read_tensors(path: Path, limit: int = LARGEST_TENSORS) -> State:
@@ -59,25 +48,25 @@ def read_tensors(path: Path, limit: int = LARGEST_TENSORS) -> State:
     try:
         order = _tensor_order(told)
     except (ValueError, RecursionError) as error:
-        raise DamagedRun(f"{path}: not readable as safetensors ({str(error)[:120]})") from None
+        raise files.DamagedRun(f"{path}: not readable as safetensors ({str(error)[:120]})") from None
     return {name: tensors[name] for name in order} if set(order) == set(tensors) else tensors
 
 
 def read_tensors_and_header(path: Path, limit: int = LARGEST_TENSORS) -> tuple[State, dict[str, str]]:
     """The tensors in no order, and what was written beside them. Raises DamagedRun as ``read_tensors`` does."""
     try:
-        data = read_bytes(path, limit)
+        data = files.read_bytes(path, limit)
         size = int.from_bytes(data[:8], "little")
         if size > LARGEST_HEADER:
             raise ValueError(f"a header of more than {LARGEST_HEADER >> 20} MiB")
         tensors = safetensors.torch.load(data)
         return tensors, json.loads(data[8 : 8 + size]).get("__metadata__") or {}
-    except DamagedRun:
+    except files.DamagedRun:
         raise
     except FileNotFoundError:
-        raise DamagedRun(f"{path}: no such file") from None
+        raise files.DamagedRun(f"{path}: no such file") from None
     except Exception as error:  # safetensors raises its own and built-in errors
-        raise DamagedRun(f"{path}: not readable as safetensors ({str(error)[:120]})") from None
+        raise files.DamagedRun(f"{path}: not readable as safetensors ({str(error)[:120]})") from None
 
 
 def _tensor_order(told: Mapping[str, str]) -> list[str]:
@@ -102,7 +91,7 @@ class RunFolder:
         return self.path / "state" / "checkpoint.json"
 
     def evidence_file(self, surface: str, attack: str) -> Path:
-        return self.path / "evidence" / f"{safe_name(surface)}.{safe_name(attack)}.safetensors"
+        return self.path / "evidence" / f"{files.safe_name(surface)}.{files.safe_name(attack)}.safetensors"
 
     @property
     def findings_file(self) -> Path:
@@ -129,7 +118,7 @@ class RunFolder:
 def check_folder_free(path: Path) -> None:
     """Raises BadConfig where the folder holds a run already: its files would stand beside the new ones."""
     if path.is_dir():
-        check_plain_folder(path)
+        files.check_plain_folder(path)
     if held := [name for name in ("findings.json", "config.yaml", "manifest.json") if (path / name).exists()]:
         raise BadConfig(f"{path}: holds a run already ({held[0]}); use another folder")
 
@@ -156,14 +145,14 @@ def record_library_versions(folder: RunFolder, *, goes_on: bool) -> None:
     is another than theirs. Folders of earlier versions do not say theirs, and go on.
     """
     file, now = folder.path / "state" / "computed_with.json", library_versions()
-    before = read_json(file) if file.exists() else None
+    before = files.read_json(file) if file.exists() else None
     if before is not None and not (isinstance(before, dict) and all(isinstance(v, str) for v in before.values())):
-        raise DamagedRun(f"{file}: not what privdd writes")
+        raise files.DamagedRun(f"{file}: not what privdd writes")
     if before == now:
         return
     if before is not None and goes_on:
         _check_library_versions(folder, before, now)
-    write_json(file, now)
+    files.write_json(file, now)
 
 
 def _check_library_versions(folder: RunFolder, before: dict[str, str], now: dict[str, str]) -> None:
@@ -208,7 +197,9 @@ def is_page_file(name: str) -> bool:
 
 def file_digests(folder: Path) -> dict[str, str]:
     """Name -> sha256 of every file below ``folder`` that a seal covers. Raises DamagedRun for a link."""
-    names = sorted(name for name in list_plain_files(folder) if name not in UNSEALED and not is_half_written(name))
+    names = sorted(
+        name for name in files.list_plain_files(folder) if name not in UNSEALED and not files.is_half_written(name)
+    )
     return {name: file_sha256(folder / name) for name in names}
 
 
@@ -224,7 +215,9 @@ def seal_page(folder: Path) -> None:
     """Seal a page that was drawn anew; a folder that was never sealed stays unsealed."""
     manifest = _read_manifest(folder)
     if FILES_KEY in manifest:
-        drawn = {name: file_sha256(folder / name) for name in sorted(list_plain_files(folder)) if is_page_file(name)}
+        drawn = {
+            name: file_sha256(folder / name) for name in sorted(files.list_plain_files(folder)) if is_page_file(name)
+        }
         _write_manifest(folder, {**manifest, PAGE_KEY: drawn})
 
 
@@ -234,12 +227,12 @@ def plotting_library() -> str:
 
 
 def _read_manifest(folder: Path) -> dict[str, Any]:
-    return read_json_object(folder / MANIFEST, optional=True)
+    return files.read_json_object(folder / MANIFEST, optional=True)
 
 
 def _write_manifest(folder: Path, manifest: Mapping[str, Any]) -> None:
     manifest = {**manifest, PLOTTING_KEY: plotting_library()}
-    write_json(folder / MANIFEST, {**manifest, SEAL_KEY: compute_seal(manifest)})
+    files.write_json(folder / MANIFEST, {**manifest, SEAL_KEY: compute_seal(manifest)})
 
 
 def compute_seal(manifest: Mapping[str, Any]) -> str:

@@ -17,28 +17,9 @@ from torch import Tensor
 from attacks.membership.attack import is_separable, membership_measures, one_run_bound
 from attacks.statistics import binomial_p_value, shared_confidence
 from attacks.types import Family, Finding, Worlds
-from privdd.auditing.attack_tasks import (
-    CANARY_TESTS,
-    TESTS_PER_MECHANISM,
-    WHOLE_RUN_TESTS,
-    ErrorBudget,
-    as_finding,
-    attack_seeds,
-)
+from privdd.auditing import attack_tasks
+from privdd.auditing import findings as audit_findings
 from privdd.auditing.coverage import is_about_releases, untested_parts
-from privdd.auditing.findings import (
-    MEASURE_KEYS,
-    bytes_per_client,
-    certified_entries,
-    certified_entries_of_surface,
-    decide_verdict,
-    deciding_bound,
-    epsilon_by_accountant,
-    reconstruction_rows,
-    record_level_ledger,
-    size_in_bytes,
-    states_records,
-)
 from privdd.core.rng import Keys
 from privdd.privacy.accounting import check_work
 from privdd.privacy.ledger import SERVER, Ledger, Release
@@ -76,7 +57,7 @@ def recompute_epsilons(ledger: Ledger | None, surfaces: Sequence[str] | None = N
         return dict(UNKNOWN_EPSILON)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # an accountant without a bound: infinite, as the run recorded it
-        return epsilon_by_accountant(ledger, surfaces)
+        return audit_findings.epsilon_by_accountant(ledger, surfaces)
 
 
 def check_ledger_numbers(record: RunRecord, ledger: Ledger | None) -> Iterator[Disagreement]:
@@ -94,7 +75,9 @@ def check_ledger_numbers(record: RunRecord, ledger: Ledger | None) -> Iterator[D
         yield from _check_sizes(record)
         if (rows := findings.privacy.reconstruction) is not None:  # as in files of earlier versions
             without_claims = [row.model_dump(exclude={"claimed"}, exclude_none=True) for row in rows]
-            yield from compare_findings("privacy.reconstruction", without_claims, reconstruction_rows(ledger, []))
+            yield from compare_findings(
+                "privacy.reconstruction", without_claims, audit_findings.reconstruction_rows(ledger, [])
+            )
 
 
 def accountant_pair(pair: EpsilonPair) -> dict[str, float]:
@@ -119,7 +102,7 @@ def _check_surfaces(findings: Findings, ledger: Ledger) -> Iterator[Disagreement
         found = {
             "names": list(dict.fromkeys(r.name for r in releases)),
             "rounds": len({r.round for r in releases}),
-            "bytes": size_in_bytes(releases),
+            "bytes": audit_findings.size_in_bytes(releases),
             "epsilon": recompute_epsilons(ledger, [key[0]]),
         }
         said = {**stored[key].model_dump(include=set(found)), "epsilon": accountant_pair(stored[key].epsilon)}
@@ -144,7 +127,7 @@ def _check_sizes(record: RunRecord) -> Iterator[Disagreement]:
         counts = record.manifest.get(f"{word}_bytes")
         if isinstance(counts, list):
             try:
-                found = bytes_per_client(counts, clients)
+                found = audit_findings.bytes_per_client(counts, clients)
             except (AttributeError, TypeError) as error:
                 raise DamagedRun(f"{record.path / 'manifest.json'}: {word}_bytes: {error}") from None
             key = f"{word}_bytes_per_client"
@@ -277,12 +260,16 @@ def read_evidence_scores(record: RunRecord, row: FindingRow) -> tuple[Worlds, Te
 
 
 def _recompute_own(
-    record: RunRecord, row: FindingRow, held: tuple[Worlds, Tensor], options: AttackOptions, budget: ErrorBudget
+    record: RunRecord,
+    row: FindingRow,
+    held: tuple[Worlds, Tensor],
+    options: AttackOptions,
+    budget: attack_tasks.ErrorBudget,
 ) -> RecomputedScores:
     """With the random streams of the run: they break ties between scores."""
     (worlds, scores), (delta, confidence, targets) = held, options
     where = str(row.note or "").split("; ")[0]
-    seeds = attack_seeds(Keys(record.findings.run.seed), row.attack, str(row.surface), where)
+    seeds = attack_tasks.attack_seeds(Keys(record.findings.run.seed), row.attack, str(row.surface), where)
     first, second = (np.random.default_rng(seed) for seed in seeds)
     try:
         measures, _ = membership_measures(
@@ -324,10 +311,14 @@ def pictures_of(record: RunRecord, row: FindingRow) -> np.ndarray | None:
     return psnr_of_arrays(held.real, held.reconstructed)
 
 
-def error_budget_of(record: RunRecord, membership: int) -> ErrorBudget:
+def error_budget_of(record: RunRecord, membership: int) -> attack_tasks.ErrorBudget:
     """How the run's bounds share their error; runs before it was written down shared 0.05 by membership tests alone."""
     shared = record.findings.privacy.multiplicity
-    return ErrorBudget(shared.alpha, shared.tests) if shared else ErrorBudget(0.05, max(1, membership))
+    return (
+        attack_tasks.ErrorBudget(shared.alpha, shared.tests)
+        if shared
+        else attack_tasks.ErrorBudget(0.05, max(1, membership))
+    )
 
 
 def _check_budget(record: RunRecord, membership: int) -> Iterator[Disagreement]:
@@ -338,10 +329,14 @@ def _check_budget(record: RunRecord, membership: int) -> Iterator[Disagreement]:
         return
     if isinstance(confidence, int | float) and 0 < confidence < 1:
         yield from compare_findings("privacy.multiplicity.alpha", shared.alpha, round(1 - confidence, 12))
-    canaries = CANARY_TESTS * any(row.attack.startswith("one_run_") for row in record.findings.findings)
+    canaries = attack_tasks.CANARY_TESTS * any(row.attack.startswith("one_run_") for row in record.findings.findings)
     known = membership + canaries + (shared.replaced or 0)
-    mechanisms = max(0, math.ceil((shared.tests - known - WHOLE_RUN_TESTS) / TESTS_PER_MECHANISM))
-    counted = max(1, known + TESTS_PER_MECHANISM * mechanisms + WHOLE_RUN_TESTS * (mechanisms > 0))
+    mechanisms = max(
+        0, math.ceil((shared.tests - known - attack_tasks.WHOLE_RUN_TESTS) / attack_tasks.TESTS_PER_MECHANISM)
+    )
+    counted = max(
+        1, known + attack_tasks.TESTS_PER_MECHANISM * mechanisms + attack_tasks.WHOLE_RUN_TESTS * (mechanisms > 0)
+    )
     yield from compare_findings("privacy.multiplicity.tests", shared.tests, counted)
 
 
@@ -371,7 +366,7 @@ def _external_seeds(seed: int, attacks: int) -> Sequence[int]:
 
 def check_verdicts(record: RunRecord, ledger: Ledger | None) -> Iterator[Disagreement]:
     """Stated epsilons, what was audited, and each surface's and the run's verdict."""
-    findings, every = record.findings, [as_finding(row) for row in record.findings.findings]
+    findings, every = record.findings, [attack_tasks.as_finding(row) for row in record.findings.findings]
     found = []
     for row in findings.surfaces:
         surface = str(row.surface)
@@ -380,14 +375,16 @@ def check_verdicts(record: RunRecord, ledger: Ledger | None) -> Iterator[Disagre
         for at, one in mine:
             yield from _check_stated(record, at, one, _printed_epsilon(ledger, every[at], stated))
         about = (one for _, one in mine if is_about_releases(one.family, one.adversary))
-        attacked = any(MEASURE_KEYS & one.model_fields_set for one in about)
+        attacked = any(audit_findings.MEASURE_KEYS & one.model_fields_set for one in about)
         if (row.audited is True) != attacked:
             yield from compare_findings(f"surfaces.{surface}.audited", row.audited, attacked)
         unlisted = findings.schema_ == 1 and row.untested == [UNLISTED]
         listed = [] if ledger is None else untested_parts(ledger, surface, every)
         missing = row.untested if unlisted else listed
         yield from compare_findings(f"surfaces.{surface}.untested", row.untested, missing)
-        said = decide_verdict(recompute_epsilons(ledger, [surface]), stated, [every[at] for at, _ in mine], missing)
+        said = audit_findings.decide_verdict(
+            recompute_epsilons(ledger, [surface]), stated, [every[at] for at, _ in mine], missing
+        )
         yield from compare_findings(f"surfaces.{surface}.verdict", row.verdict, said)
         found.append(said)
     yield from compare_findings("verdict", findings.verdict, worst_verdict(found))
@@ -398,9 +395,9 @@ def check_verdicts(record: RunRecord, ledger: Ledger | None) -> Iterator[Disagre
 def _check_certified(record: RunRecord, ledger: Ledger, every: list[Finding]) -> Iterator[Disagreement]:
     """The certified epsilons are those of the rows that certify; the rows themselves need the run's records."""
     findings, victim = record.findings, int(record.manifest.get("audited_client", -1))
-    pairs = {"privacy": (findings.privacy.epsilon, certified_entries(every))}
+    pairs = {"privacy": (findings.privacy.epsilon, audit_findings.certified_entries(every))}
     for row in findings.surfaces:
-        entries = certified_entries_of_surface(victim, ledger, str(row.surface), every)
+        entries = audit_findings.certified_entries_of_surface(victim, ledger, str(row.surface), every)
         pairs[f"surfaces.{row.surface}"] = (row.epsilon, entries)
     for name, (pair, found) in pairs.items():
         stored = pair.model_dump(include={"certified", "certified_by"}, exclude_none=True)
@@ -412,14 +409,14 @@ def stated_epsilon(record: RunRecord, ledger: Ledger | None, surface: str) -> fl
     if ledger is None:
         claims = record.findings.privacy.claims
         return claims[0].number if claims else None
-    value = min(recompute_epsilons(record_level_ledger(ledger), [surface]).values())
+    value = min(recompute_epsilons(audit_findings.record_level_ledger(ledger), [surface]).values())
     return value if math.isfinite(value) else None
 
 
 def _printed_epsilon(ledger: Ledger | None, finding: Finding, stated: float | None) -> float | None:
     """The stated ε of a row; one that follows from a client-level statement is printed only if a bound breaks it."""
-    whole = ledger is None or states_records(ledger)
-    return stated if whole or (stated is not None and deciding_bound(finding) > stated) else None
+    whole = ledger is None or audit_findings.states_records(ledger)
+    return stated if whole or (stated is not None and audit_findings.deciding_bound(finding) > stated) else None
 
 
 def _check_stated(record: RunRecord, at: int, row: FindingRow, stated: float | None) -> Iterator[Disagreement]:
