@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -60,7 +60,7 @@ def check_config_types(config: DictConfig) -> None:
         nodes = settings.mapping_at(config, group) if OmegaConf.select(config, group) is not None else {}
         for name, node in nodes.items():
             check.check_built_node(f"{group}.{name}", node)
-    kinds = {"partition": Partition, "engine": Engine, "capture": CaptureSettings}
+    kinds: dict[str, Callable[..., Any]] = {"partition": Partition, "engine": Engine, "capture": CaptureSettings}
     for group, kind in {**kinds, "data": load_dataset}.items():
         check.check_arguments(group, settings.mapping_at(config, group), *settings.declared_parameters(kind))
     for group, kind in kinds.items():

@@ -77,7 +77,7 @@ def _expected_batch(usual: int, probability: float, of: str = "client", *, _root
 
 def register_resolvers() -> None:
     """Idempotent; called before anything is composed."""
-    made = {
+    made: dict[str, Callable[..., Any]] = {
         "by_preset": _value_by_preset,
         "by_data": lambda name, names, there, elsewhere: there if name in names else elsewhere,
         # whose unit is that of the images: of starts that read no record, and of those in the records' pixels

@@ -433,7 +433,8 @@ class Findings(Part):
         looks = max(1, sum(row.rate_count for row in self.findings))
         self._context = FileContext(None, self.target.kind if self.target else "", looks, self.privacy.unit)
         rates = (at for row in self.findings for at in (row.tpr_at_fpr or {}).values())
-        for part in (*self.surfaces, *self.findings, *rates):
+        parts: list[Any] = [*self.surfaces, *self.findings, *rates]
+        for part in parts:
             part._context = self._context
         return self
 
@@ -447,9 +448,9 @@ class Findings(Part):
 GRAVITY: tuple[Verdict, ...] = ("contradiction", "unprotected", "untested", "consistent")
 
 
-def worst_verdict(verdicts: Iterable[Verdict]) -> Verdict:
+def worst_verdict(verdicts: Iterable[str]) -> Verdict:
     """The gravest of some verdicts; of none, consistent."""
-    return min(verdicts, key=GRAVITY.index, default="consistent")
+    return GRAVITY[min(map(GRAVITY.index, verdicts), default=-1)]
 
 
 def _refuse_null(value: Any, path: str = "") -> None:

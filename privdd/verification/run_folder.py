@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from matplotlib.figure import Figure
 
@@ -100,6 +101,7 @@ def verify_run(folder: Path, key: Path | None = None) -> Verification:
     if folder.is_dir():
         check_plain_folder(folder)
     only_trained = (folder / "training.json").is_file() and not (folder / "findings.json").is_file()
+    manifest: Mapping[str, Any]
     if only_trained:
         manifest = read_json_object(folder / run_folder.MANIFEST)
     else:
