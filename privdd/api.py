@@ -8,10 +8,8 @@ The commands as functions:
 
 For a class of your own, which a yaml file names in ``_target_`` (docs/tutorials/own-method.md):
 
-- a method inherits from ``Method``, or from ``FedAvg`` where it averages models; it hands ``Artifact`` values to the
-  channel, reads ``Records`` from a ``Shard``, and draws from the ``Keys`` of its ``ClientContext``. ``FedAvg``'s hooks take
-  a ``ClientRound`` and return what was ``Trained`` in it. ``AuditHooks`` give an audit further knowledge of the method.
-  ``check_method`` says what of its contract a method breaks;
+- a method inherits from ``Method``, or from ``FedAvg`` where it averages models (its hooks take a ``ClientRound`` and return
+  what was ``Trained`` in it); ``AuditHooks`` give an audit further knowledge of it, ``check_method`` tests its contract;
 - a mechanism inherits from ``Mechanism`` and returns an ``Output``; ``Noise`` is its only randomness, and ``Lattice``
   adds it so that low bits tell nothing;
 - an attack inherits from ``Attack``, or from ``MembershipAttack`` where it scores records: it turns a ``View`` into

@@ -1,10 +1,8 @@
 """A policy: limits that a run has to keep, judged on its findings, for a build that must fail where one is broken.
 
 Limits are held against what a run shows with confidence: an upper bound on epsilon that was proven, and lower bounds of
-what attacks did (95 % over all tests of the run together). A limit has three outcomes: it *holds*, it is *broken*, or
-the run cannot decide it (nothing was measured that could have broken it, or the sample is too small). A limit that was
-not decided fails a build as a broken one does, unless the policy says ``not_decided: pass``. A limit can also *not apply*: the
-check of a mechanism looks at no records.
+what attacks did (95 % over all tests of the run together). A limit *holds*, is *broken*, or is *not decided* (nothing was
+measured that could have broken it, or the sample is too small); it does *not apply* where no records were looked at.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """A run folder as the report sees it: typed findings, arrays of evidence, and the command that makes the run again.
 
-Only ``findings.json`` is required. What else is missing leaves its section out of the page; what is there but damaged is
-an error, so that a page never shows less than it seems to.
+Only ``findings.json`` is required. What else is missing has no section on the page; what is there but damaged is an error.
 """
 
 from __future__ import annotations

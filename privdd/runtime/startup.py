@@ -1,11 +1,9 @@
 """What a command sets up before torch is imported: the allocator, and a process that workers are forked from.
 
-By default glibc returns freed memory to the kernel as soon as it exceeds about twice the largest block, so each training
-step has its activations' pages zeroed again. If freed memory is kept, training small ConvNets and distribution matching
-take about 35 % less time each, at the same peak memory. A worker that starts from nothing takes some seconds of CPU time
-to import torch; the fork server imports it while the main process still reads the settings. It serves this project's own
-commands only (a forked worker imports the program's main file once more), and only without a GPU, which a forked process
-cannot use.
+By default glibc returns freed memory to the kernel, so each training step has its activations' pages zeroed again; kept, small
+ConvNets and distribution matching take about 35 % less time, at the same peak memory. A worker takes some seconds to import
+torch; the fork server does so while the main process still reads the settings. It serves this project's own commands only (a
+forked worker imports the program's main file once more), and only without a GPU, which a forked process cannot use.
 """
 
 from __future__ import annotations
