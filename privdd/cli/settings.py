@@ -75,12 +75,9 @@ class TypeCheck:
         """Every ``_target_`` at or below ``key``."""
         if isinstance(value, dict) and "_target_" in value:
             self._check_target(key, value)
-        elif isinstance(value, dict):
-            for name, inner in value.items():
+        elif isinstance(value, dict | list):
+            for name, inner in value.items() if isinstance(value, dict) else enumerate(value):
                 self.check_nested_targets(f"{key}.{name}", inner)
-        elif isinstance(value, list):
-            for at, inner in enumerate(value):
-                self.check_nested_targets(f"{key}.{at}", inner)
 
     def _check_target(self, key: str, value: Mapping[str, Any]) -> None:
         path = value["_target_"]

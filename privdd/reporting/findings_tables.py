@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from privdd.reporting import finding_selection, wording
@@ -300,28 +300,19 @@ def _ladder_of(row: FindingRow) -> KnowledgeLadder | None:
     rungs = (row.diagnostics or {}).get("ladder")
     if not isinstance(rungs, dict) or not rungs:
         return None
-    known = {name: values for name, values in rungs.items() if isinstance(values, dict)}
-    steps = [
-        _ladder_step(RUNGS.get(name, str(name)), _best_rung(list(known.values())[at:])) for at, name in enumerate(known)
-    ]
-    free = {metric: (row.baselines or {}).get(f"{metric}_class_mean") for metric in METRICS}
-    steps.append(LadderStep("never looks: the mean public image of the class", *(free[m] for m in METRICS)))
+    own = []
+    for name, values in rungs.items():
+        if isinstance(values, dict):
+            numbers = (values.get(metric) for metric in METRICS)
+            own.append(
+                LadderStep(RUNGS.get(name, str(name)), *(n if isinstance(n, int | float) else None for n in numbers))
+            )
+    # the best result of an attacker and of all who know less: whoever knows more can ignore it
+    best = [max(own[at:], key=lambda step: (step.identified or 0.0, step.psnr or 0.0)) for at in range(len(own))]
+    steps = [replace(result, who=step.who) for result, step in zip(best, own, strict=True)]
+    free = ((row.baselines or {}).get(f"{metric}_class_mean") for metric in METRICS)
+    steps.append(LadderStep("never looks: the mean public image of the class", *free))
     return KnowledgeLadder(f"{wording.surface_title(row)}, {wording.attack_title(row.attack)}", tuple(steps))
-
-
-def _best_rung(results: list[dict[str, object]]) -> dict[str, object]:
-    """The best result of an attacker and of all who know less: whoever knows more can ignore it."""
-
-    def rung_success(values: dict[str, object]) -> tuple[float, float]:
-        step = _ladder_step("", values)
-        return step.identified or 0.0, step.psnr or 0.0
-
-    return max(results, key=rung_success)
-
-
-def _ladder_step(who: str, values: dict[str, object]) -> LadderStep:
-    numbers = [v if isinstance(v, int | float) else None for v in (values.get(metric) for metric in METRICS)]
-    return LadderStep(who, *numbers)
 
 
 KIND = {

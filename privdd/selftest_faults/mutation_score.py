@@ -55,7 +55,7 @@ from privdd.selftest_faults.fault import (
 )
 from privdd.selftest_faults.mechanism_faults import ACCOUNTING_FAULTS, CLIP_KINDS, CLIPPING_FAULTS, CONTRIBUTION_KINDS
 from privdd.selftest_faults.noise_faults import NOISE_FAULTS, NOISE_KINDS, SAMPLE_KINDS, SAMPLING_FAULTS
-from privdd.verification.file_checks import check_artifact_folder
+from privdd.verification.file_checks import check_sent_values
 
 FAULT_GROUPS: Mapping[str, tuple[Fault, ...]] = {
     "noise": NOISE_FAULTS,
@@ -207,12 +207,12 @@ def _audit_trial(experiment: Experiment, folder: Path, healthy: bool) -> tuple[s
         found = audit_experiment(experiment, {"idle": IdleAttack()}, RunFolder(folder))
         said = [*filter(None, map(_contradicting_note, found.findings))]
         ledger = found.finished_run.progress.ledger
-        said += [(WIRE_TIER, str(error)) for error in check_artifact_folder(folder, ledger)]
+        said += [(WIRE_TIER, str(error)) for error in check_sent_values(folder, ledger)]
         return findings_json(found)["verdict"], said or _method_errors(experiment)
     run = _train_run(experiment, folder)
     ledger = run.progress.ledger
     made: list[Finding] = []
-    if wire := list(check_artifact_folder(folder, ledger)):
+    if wire := list(check_sent_values(folder, ledger)):
         return CONTRADICTION_VERDICT, [(WIRE_TIER, str(wire[0]))]
     for finding in guarantee_findings(run, audit_error_budget(experiment, 0).confidence):
         made.append(finding)

@@ -18,7 +18,6 @@ from privdd.core.types import unpack
 from privdd.federated.aggregation import SUM_CLIENT
 from privdd.federated.channel import digest_tensors
 from privdd.privacy.ledger import Ledger
-from privdd.reporting.run_record import RunRecord
 from privdd.runtime import run_folder
 from privdd.runtime.files import DamagedRun, list_plain_files, printable, read_bytes, read_json, write_json
 
@@ -164,17 +163,11 @@ def is_read_by_name(name: str) -> bool:
 ARTIFACT_FILE = re.compile(r"artifacts/round_(\d+)/(?:client_(\d+)|sum)\.safetensors")
 
 
-def check_sent_values(record: RunRecord, ledger: Ledger | None) -> Iterator[Disagreement]:
+def check_sent_values(folder: Path, ledger: Ledger) -> Iterator[Disagreement]:
     """Every kept value is the one that a row of the ledger was written for, bit by bit.
 
     Raises DamagedRun for a file that is not readable as safetensors.
     """
-    if ledger is not None:
-        yield from check_artifact_folder(record.path, ledger)
-
-
-def check_artifact_folder(folder: Path, ledger: Ledger) -> Iterator[Disagreement]:
-    """The same for a folder of artifacts, whatever else it holds."""
     rows = {(r.round, r.client, r.name): r.digest for r in ledger.releases if r.visible_to != ("analyst",)}
     for name in sorted(list_plain_files(folder)):
         at = ARTIFACT_FILE.fullmatch(name)

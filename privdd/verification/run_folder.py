@@ -47,10 +47,8 @@ def check_page(record: RunRecord) -> Iterator[file_checks.Disagreement]:
     file = record.path / run_folder.PAGE
     if not file.is_file():
         return
-    stored, found = (
-        read_bytes(file, MAX_PAGE_BYTES),
-        render_report(record, draw_report(record), picture_albums(record)).encode(errors="replace"),
-    )
+    stored = read_bytes(file, MAX_PAGE_BYTES)
+    found = render_report(record, draw_report(record), picture_albums(record)).encode(errors="replace")
     if stored == found:
         return
     if DRAWING_PATTERN.sub(b"", stored) == DRAWING_PATTERN.sub(b"", found):
@@ -119,7 +117,7 @@ def verify_run(folder: Path, key: Path | None = None) -> Verification:
             ledger = recomputed.run_ledger(record)
             found += [
                 *_check_numbers(record, ledger),
-                *file_checks.check_sent_values(record, ledger),
+                *(file_checks.check_sent_values(folder, ledger) if ledger else ()),
                 *check_page(record),
             ]
             kept, (trusted, deciding) = list(list_not_recomputable(record, ledger)), on_trust(record)
@@ -239,10 +237,7 @@ def list_not_recomputable(record: RunRecord, ledger: Ledger | None) -> Iterator[
 
 
 def write_run_page(run: Path | str) -> Path:
-    """``write_run_page.html`` and figures of a run that agrees with itself; returns the page's path.
-
-    Raises DamagedRun or Unverified, one line.
-    """
+    """``report.html`` and figures of a run that agrees with itself; returns the page's path. Raises as ``load_run``."""
     with torch_threads(1):
         page = write_report(run, load_run)
     run_folder.seal_page(Path(run))
@@ -251,19 +246,14 @@ def write_run_page(run: Path | str) -> Path:
 
 def compare(runs: Sequence[Path | str], out: Path | str, say: Callable[[str], object] = lambda line: None) -> Path:
     """``out/comparison.html``, figures and tables of runs that agree with themselves; returns the page's path. say: told the
-    verdicts and what leaks most, line by line.
-
-    Raises DamagedRun or Unverified, one line that names the folder.
-    """
+    verdicts and what leaks most, line by line. Raises as ``load_run``."""
     with torch_threads(1):
         return write_comparison(runs, out, functools.partial(load_runs, load=load_run), say)
 
 
 def frontier(runs: Iterable[Path | str]) -> Figure:
-    """Accuracy against accounted epsilon over finished runs, what attacks showed at least beside it.
-
-    Raises ValueError where no run has both, DamagedRun or Unverified, one line that names the folder.
-    """
+    """Accuracy against accounted epsilon over finished runs, what attacks showed at least beside it. Raises as ``load_run``, and
+    ValueError where no run has both."""
     plot = plot_frontier(group_runs(load_runs([*runs], load_run)))
     if plot is None:
         raise ValueError("none of these runs has an accuracy and a finite epsilon")

@@ -112,7 +112,7 @@ def test_each_check_alone(run: Path) -> None:
     def counts() -> list[int]:
         record = read_run_record(run)
         ledger = run_ledger(record)
-        found = check_ledger_numbers(record, ledger), check_score_numbers(record), check_verdicts(record, ledger), check_sent_values(record, ledger)
+        found = check_ledger_numbers(record, ledger), check_score_numbers(record), check_verdicts(record, ledger), check_sent_values(record.path, ledger)
         return [len(list(one)) for one in (*found, check_page(record))]
 
     assert counts() == [0] * 5
