@@ -115,11 +115,9 @@ def verify_run(folder: Path, key: Path | None = None) -> Verification:
             kept, (trusted, deciding) = ["accuracy: needs the data and the model"], (1, tuple[str, ...]())
         else:
             ledger = recomputed.run_ledger(record)
-            found += [
-                *_check_numbers(record, ledger),
-                *(file_checks.check_sent_values(folder, ledger) if ledger else ()),
-                *check_page(record),
-            ]
+            found += _check_numbers(record, ledger)
+            found += file_checks.check_sent_values(folder, ledger) if ledger is not None else ()
+            found += check_page(record)
             kept, (trusted, deciding) = list(list_not_recomputable(record, ledger)), on_trust(record)
     beside = tuple(file_checks.list_unlisted_files(folder, manifest))
     return Verification(tuple(found), tuple(kept), beside, signer, computed[0], trusted, deciding)
