@@ -21,7 +21,7 @@ from privdd.cli import compose
 from privdd.cli.overrides import HYDRA_OPTIONS, check_overrides, check_settings_used
 from privdd.cli.secret import take_secret, unused_secret_error
 from privdd.cli.settings import audit_settings, is_forced, privacy_settings, run_settings
-from privdd.cli.sweeps import Sweep, count_points, first_point, is_sweep, parse_sweep, pin_sweep_folder
+from privdd.cli.sweeps import Sweep, count_points, first_point, is_sweep, pin_sweep_folder, sweep_folder_name
 from privdd.core.validation import BadConfig
 from privdd.runtime.files import check_plain_folder
 from privdd.runtime.progress import format_seconds
@@ -301,7 +301,7 @@ def _run_with_hydra(command: str, run: CommandRun, argv: Sequence[str], given: S
 
     sys.argv = [
         sys.argv[0],
-        *compose.put_overrides_first(pin_sweep_folder(command, argv, sweep.folder) if sweep else argv),
+        *compose.put_overrides_first(pin_sweep_folder(argv, sweep.folder) if sweep else argv),
     ]
     start = hydra.main(version_base="1.3", config_path=compose.config_dir(), config_name=command)(run_job)
     if sweep is not None:
@@ -338,7 +338,7 @@ def _create_sweep(command: str, argv: Sequence[str]) -> Sweep:
     root = Path(
         str(compose.compose_config(command, typed, compose.user_config_folders(argv), hydra=True).hydra.sweep.dir)
     )
-    return Sweep(command, root if typed else root / parse_sweep(command, argv).folder_name, total=count_points(argv))
+    return Sweep(command, root if typed else root / sweep_folder_name(command, argv), total=count_points(argv))
 
 
 def _run_sweep(sweep: Sweep, start: Callable[[], object]) -> int:

@@ -43,30 +43,13 @@ def point_name(overrides: str) -> str:
     return f"{path_safe_text(short) or 'point'}-{short_digest([overrides])}"
 
 
-@dataclass(frozen=True)
-class SweepArguments:
-    """What was typed, apart from Hydra's own settings: swept keys, and every other assignment."""
-
-    command: str
-    swept: tuple[str, ...]
-    fixed: tuple[tuple[str, str], ...]  # key, the whole assignment
-
-    @property
-    def folder_name(self) -> str:
-        """A folder name from the swept keys and the fixed values; adding values to a swept key does not change it."""
-        names = [self.command, *(text for key, text in self.fixed if key == "algo")]
-        names += sorted(key.rsplit(".", 1)[-1] for key in self.swept)
-        mark = short_digest([self.command, *(f"{key}=*" for key in self.swept), *(text for _, text in self.fixed)])
-        return f"{path_safe_text('-'.join(names))}-{mark}"
-
-
 def _parse_overrides(argv: Sequence[str]) -> list[Override]:
     typed = [a for a in argv if "=" in a and not a.startswith(("-", "hydra."))]
     return [o for o in OverridesParser.create().parse_overrides(typed) if not o.key_or_group.startswith("hydra/")]
 
 
 def count_points(argv: Sequence[str]) -> int | None:
-    """How many points a command line spans; None where only Hydra knows (a glob, another sweeper)."""
+    """How many points a command line spans; None where only Hydra knows (as of another sweeper)."""
     swept = [o for o in _parse_overrides(argv) if o.is_sweep_override()]
     known = {ValueType.CHOICE_SWEEP, ValueType.SIMPLE_CHOICE_SWEEP, ValueType.RANGE_SWEEP}
     if any("hydra/sweeper=" in a for a in argv) or not all(o.value_type in known for o in swept):
@@ -91,12 +74,14 @@ def first_point(argv: Sequence[str]) -> list[str]:
     return [first.get(a, a) for a in argv if a not in ("-m", "--multirun") and not a.startswith("hydra.mode=")]
 
 
-def parse_sweep(command: str, argv: Sequence[str]) -> SweepArguments:
-    """Sorts the assignments of a command line into swept and fixed ones."""
+def sweep_folder_name(command: str, argv: Sequence[str]) -> str:
+    """A folder name from the swept keys and the fixed values; adding values to a swept key does not change it."""
     parsed = _parse_overrides(argv)
-    swept = sorted(o.key_or_group for o in parsed if o.is_sweep_override())
+    swept = [o.key_or_group for o in parsed if o.is_sweep_override()]
     fixed = sorted((o.key_or_group, str(o.input_line)) for o in parsed if not o.is_sweep_override())
-    return SweepArguments(command, tuple(swept), tuple(fixed))
+    names = [command, *(text for key, text in fixed if key == "algo"), *sorted(key.rsplit(".", 1)[-1] for key in swept)]
+    mark = short_digest([command, *(f"{key}=*" for key in swept), *(text for _, text in fixed)])
+    return f"{path_safe_text('-'.join(names))}-{mark}"
 
 
 def is_sweep(argv: Sequence[str]) -> bool:
@@ -104,12 +89,12 @@ def is_sweep(argv: Sequence[str]) -> bool:
     return any(a in ("-m", "--multirun") or a.startswith("hydra.mode=MULTIRUN") for a in argv)
 
 
-def pin_sweep_folder(command: str, argv: Sequence[str], folder: Path) -> list[str]:
+def pin_sweep_folder(argv: Sequence[str], folder: Path) -> list[str]:
     """The arguments with the sweep's folder spelled out, so that all workers use the same one.
 
     Points are named after the swept values.
     """
-    keys = ",".join(f"'{key}'" for key, _ in parse_sweep(command, argv).fixed)
+    keys = ",".join(sorted(f"'{o.key_or_group}'" for o in _parse_overrides(argv) if not o.is_sweep_override()))
     kept = [a for a in argv if not a.startswith("hydra.sweep.dir=")]
     return [*kept, f"hydra.sweep.dir='{folder}'", f"hydra.job.config.override_dirname.exclude_keys=[{keys}]"]
 
