@@ -1,4 +1,7 @@
-"""Schema 2 of ``findings.json`` as pydantic models that refuse any key or value they do not know."""
+"""Schema 2 of ``findings.json`` as pydantic models that refuse any key or value they do not know; its reader and writer (one-line
+errors, atomic writes, no NaN, no ``null``), and the published JSON Schema:
+``python -m privdd.reporting.schema > docs/findings.schema.json``.
+"""
 
 from __future__ import annotations
 
