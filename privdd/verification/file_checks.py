@@ -230,24 +230,25 @@ def check_signature(folder: Path, manifest: Any, key: Path | None) -> tuple[str,
 
 
 def _is_valid_signature(public: str, signature: str, data: bytes) -> bool:
+    errors, library = _import_cryptography("exceptions"), _import_cryptography(ED25519)
     try:
-        known = _import_cryptography(ED25519).Ed25519PublicKey.from_public_bytes(bytes.fromhex(public))
-        known.verify(bytes.fromhex(signature), data)
-    except (ValueError, _import_cryptography("exceptions").InvalidSignature):
+        library.Ed25519PublicKey.from_public_bytes(bytes.fromhex(public)).verify(bytes.fromhex(signature), data)
+    except (ValueError, errors.InvalidSignature):
         return False
     return True
 
 
 def _load_key(file: Path, *, private: bool) -> Any:
     """A key without a password, in PEM or OpenSSH's form."""
-    data, library = read_bytes(file, MAX_KEY_BYTES), _import_cryptography("hazmat.primitives.serialization")
+    errors, library = _import_cryptography("exceptions"), _import_cryptography("hazmat.primitives.serialization")
+    data = read_bytes(file, MAX_KEY_BYTES)
     form = "ssh" if (b"OPENSSH" in data if private else data.startswith(b"ssh-")) else "pem"
     try:
         if private:
             key = getattr(library, f"load_{form}_private_key")(data, password=None)
         else:
             key = getattr(library, f"load_{form}_public_key")(data)
-    except (ValueError, TypeError, _import_cryptography("exceptions").UnsupportedAlgorithm) as error:
+    except (ValueError, TypeError, errors.UnsupportedAlgorithm) as error:
         what = "no private key without a password" if private else "no public key"
         raise DamagedRun(f"{file}: {what} ({' '.join(str(error).split())[:80]})") from None
     known = _import_cryptography(ED25519)
