@@ -15,7 +15,7 @@ from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from types import FunctionType
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from flwr.app import Context, Message, RecordDict
@@ -274,7 +274,9 @@ class _ServerRecorder:
             if not reply.has_error():
                 self._record_message(round, reply.metadata.src_node_id, kind, REPLY, reply)
 
-    def _record_message(self, round: int, node: int, kind: str, part: str, message: Message) -> None:
+    def _record_message(
+        self, round: int, node: int, kind: str, part: Literal["broadcast", "reply"], message: Message
+    ) -> None:
         run, numbers = int(message.metadata.run_id), message_numbers(message.content)
         heading = MessageHeading(round, int(node), kind, part, run, metrics=numbers)
         self.recorder.record_message(heading, message_arrays(message.content))
