@@ -35,7 +35,20 @@ class UndeclaredArtifact(ValueError):
 
 
 class TranscriptEnded(ValueError):
-    """A method asks for more releases than the recorded transcript has."""
+    """A method asks for more releases than the recorded transcript has, or for others."""
+
+
+def find_answer(transcript: Sequence[Tensors], answered: int, name: str, released: Tensors) -> Tensors:
+    """The recorded output that answers query ``name`` after ``answered`` others. Raises TranscriptEnded where there is none
+    left, or the one there has other tensors than ``released``: then another query was asked at this place."""
+    if answered >= len(transcript):
+        raise TranscriptEnded(f"query {name!r}: more releases than the recorded {len(transcript)}")
+    answer = transcript[answered]
+    if answer.keys() != released.keys():
+        raise TranscriptEnded(
+            f"query {name!r}: release {answered + 1} was of {sorted(answer)}, not of {sorted(released)}"
+        )
+    return answer
 
 
 def digest_tensors(value: Tensors) -> str:
@@ -163,9 +176,10 @@ class ClientContext:
         """
         if name not in self.queries:
             raise UndeclaredArtifact(f"query {name!r} is not declared; declared are {sorted(self.queries)}")
-        replayed = self._replayed(name)
         self._spend_sample(name, partition)
         there = self.mechanisms[name](contributions, self.noise)
+        recorded = self.transcript
+        replayed = None if recorded is None else find_answer(recorded, len(self.outputs), name, there.value)
         output = to_device(there, "cpu")  # what is kept of it; the client computes on where it is
         if self.observer is not None:
             self.observer.on_release(self.mechanisms[name], name, output, partition, contributions)
@@ -174,13 +188,6 @@ class ClientContext:
             self.rows.append(row)
         self.outputs.append(output.value if replayed is None else replayed)
         return there.value if replayed is None else to_device(replayed, device_of(contributions))
-
-    def _replayed(self, name: str) -> Tensors | None:
-        if self.transcript is None:
-            return None
-        if len(self.outputs) == len(self.transcript):
-            raise TranscriptEnded(f"query {name!r}: more releases than the recorded {len(self.transcript)}")
-        return self.transcript[len(self.outputs)]
 
     def _spend_sample(self, name: str, partition: str | None) -> None:
         q, cells = float(self.mechanisms[name].sampling_probability), self.sampled.get(name)

@@ -16,7 +16,7 @@ from privdd.auditing.dp_tests.instrumentation import InstrumentedContext, value_
 from privdd.core.types import Artifact, Received, Records, Shard, State, Tensors, Upload, Work
 from privdd.distillation import feature_split
 from privdd.federated import channel
-from privdd.methods import dp_psg, fedavg
+from privdd.methods import dp_psg, fedavg, fedrd
 from privdd.selftest_faults.fault import (
     METHODS_WITH_LOCAL,
     Fault,
@@ -332,7 +332,7 @@ def _skip_absent_class(honest: Any, self: Any, name: str, contributions: Tensors
     return honest(self, name, contributions, **partition)
 
 
-@wrap_functions("dp_local_sgd", fedavg, feature_split)
+@wrap_functions("dp_local_sgd", fedavg, fedrd, feature_split)
 def _add_step_if_odd(honest: Any, model: Any, params: Any, records: Any, *, steps: int, **more: Any) -> State:
     return honest(model, params, records, steps=steps + len(records) % 2, **more)
 

@@ -16,7 +16,14 @@ from attacks.types import Surface
 from privdd.core.rng import Keys
 from privdd.core.types import Artifact, Problem, Records, State, Tensors
 from privdd.distillation.private_matching import release_class_counts, release_embeddings, release_gradients
-from privdd.federated.channel import Channel, ClientContext, UndeclaredArtifact, digest_tensors
+from privdd.federated.channel import (
+    Channel,
+    ClientContext,
+    TranscriptEnded,
+    UndeclaredArtifact,
+    digest_tensors,
+    find_answer,
+)
 from privdd.privacy.mechanism import Output
 from privdd.privacy.mechanisms import ClippedSum
 from privdd.privacy.noise import Noise
@@ -455,3 +462,13 @@ def test_local_epochs_become_steps_of_expected_passes(epochs: float, q: float, s
     taken = count_private_steps(mechanism, epochs)
     dp_local_sgd(model, params, data, lr=0.1, steps=taken, ctx=context_sampler("dpsgd", mechanism))
     assert taken == len(mechanism.calls) == steps
+
+
+def test_a_transcript_answers_only_the_query_that_was_recorded_there():
+    """A client that takes a step more asks another query where the next one was recorded: no tensors of that one reach it."""
+    recorded, asked = [{"a": torch.zeros(2)}, {"b": torch.ones(3)}], {"a": torch.ones(2)}
+    assert find_answer(recorded, 0, "steps", asked) is recorded[0]
+    with pytest.raises(TranscriptEnded, match=r"'steps': release 2 was of \['b'\], not of \['a'\]"):
+        find_answer(recorded, 1, "steps", asked)
+    with pytest.raises(TranscriptEnded, match="more releases than the recorded 2"):
+        find_answer(recorded, 2, "steps", asked)
