@@ -447,7 +447,7 @@ class DescentInverter(GradientInverter):
     def whole_objective(
         self, matching: GradientMatching, statistics: LayerStatistics | None
     ) -> tuple[MatchingObjective, float]:
-        """What is minimised, and the share of the iterations whose iterates are not kept."""
+        """The objective to minimise, and the share of the first iterations whose iterates are not kept."""
 
     def search_images(
         self, model: nn.Module, gradients: list[Tensor], shape: tuple[int, int, int, int], pixels: PixelScale,

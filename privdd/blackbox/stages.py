@@ -109,7 +109,7 @@ class ExaminationState:
         return replace(self.tried, structures=(shapes,), crowds=(len(updates),))
 
     def _next_level(self, bounds: int = 1) -> BoundLevel:
-        """What the next test is asked for; each of its bounds takes a share of the error probability."""
+        """Delta and confidence of the next test's bounds, which share one part of the error probability."""
         return BoundLevel(self.stated.delta, self.shares.next_confidence(bounds))
 
     def _game_setting(self, bounds: int = 1) -> games.GameSetting:
@@ -324,6 +324,7 @@ class UnevenNoiseStage(ExaminationState):
 LAW_NUMBERS = 600_000  # of the noise; enough for a kurtosis that is off by a twentieth
 LAW_SHARE = 0.25  # of the time and the calls that are left
 OTHER = "the noise looks {law} in a few thousand numbers and is not in many more: no bound that trusts that law counts"
+UNCONFIRMED = "the noise looks {law} in a few thousand numbers; there were too few calls left to test that on more"
 WORTH = 2  # times the transcripts that the law was told from: fewer say nothing new
 
 
@@ -361,6 +362,8 @@ class LawConfirmation(ExaminationState):
             noised = int((fresh.rows.reshape(len(fresh), -1).std(0) > 0).sum())
             count = self._affordable_count(inputs, LAW_SHARE, -(-LAW_NUMBERS // max(1, noised)))
             if count < WORTH * len(fresh):
+                unconfirmed = UNCONFIRMED.format(law=law)
+                self.result.notes += [] if unconfirmed in self.result.notes else [unconfirmed]
                 return True
             more = draw_transcripts(self.mechanism, inputs, count, self.clock)
             a, b = (transcript_totals(side) for side in sample.trained)

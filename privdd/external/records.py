@@ -288,7 +288,7 @@ def _as_array(values: Any) -> NDArray[Any]:
 
 
 def number_labels(key: str, labels: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[Any] | None]:
-    """(whole numbers from 0, None), or places in the sorted labels and these."""
+    """-> (labels as whole numbers from 0, None); for text, (positions in the sorted names, these names). Raises BadConfig."""
     if labels.dtype.kind == "O":
         if any(one is None or one != one for one in labels.tolist()):
             raise BadConfig(f"{key}: y must hold a label for each record; some are missing")

@@ -73,7 +73,7 @@ class FedFedVirtual(FedFed):
         return None if images is None else images.detach().reshape(-1, *problem.shape)
 
     def spends(self, round: int, mechanisms: Mapping[str, Mechanism]) -> dict[str, int] | None:  # type: ignore[override]
-        """FedFed's; unknown where rows are no records: no noise on them can be chosen by what a record may cost."""
+        """As FedFed; None (unknown) where rows are not records, since noise on such rows cannot be chosen for a target epsilon."""
         return super().spends(round, mechanisms) if self.rows_are_records() else None
 
     def claims(self, plan: ClaimedRun, shards: Sequence[Shard]) -> list[Claim]:

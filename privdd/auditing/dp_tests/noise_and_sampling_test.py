@@ -213,7 +213,7 @@ def _magnitude_count_outcome(releases: list[LoggedRelease], victim: int) -> Chec
 
 
 def _tie_outcomes(record: NoiseLog, name: str) -> Iterator[CheckOutcome]:
-    """Noise of this name that comes back, in any release of the run, at any place and with any sign."""
+    """Whether a noise number of this mechanism occurs twice in the run: in any two releases, at any place and with any sign."""
     every = [(w, r) for _, w in sorted(record.rounds.items()) for r in w.releases]
     kept, chosen = ([one for one in every if len(held(one[1]))] for held in (lambda r: r.sample, lambda r: r.marked))
     steps, names, own, releases = _labelled(kept, name)
@@ -331,7 +331,7 @@ def _residuals_by_release(releases: list[LoggedRelease]) -> dict[str, Tensor]:
 
 
 def _first_residuals(record: NoiseLog, name: str = "") -> dict[str, Tensor]:
-    """Which release -> its residuals: the first of each mechanism, or of the one with this name, in some client rounds."""
+    """Name of a release -> its residuals, for the first releases of each mechanism (or of mechanism ``name``) in some rounds."""
     found: dict[str, Tensor] = {}
     watches = [watch for _, watch in sorted(record.rounds.items()) if watch.releases]
     by_client = ([w for w in watches if w.audited is audited] for audited in (True, False))
@@ -351,8 +351,8 @@ def _low_bits_outcome(releases: list[LoggedRelease]) -> CheckOutcome:
 
 
 def redrawn_noise_outcome(subject: GuaranteeSubject, record: NoiseLog, name: str) -> CheckOutcome:
-    """The audited client's rounds once more: noise that no public seed decides, under any source but ``seed``, comes out
-    another way; noise that comes out the same can be worked out by whoever knows the seed."""
+    """Noise of the run, compared with a second run of the audited client's rounds: unless the source is ``seed``, the two must
+    differ, since noise that is the same can be computed by anybody who knows the public seed."""
     found = []
     for t, again in repeat_rounds(subject, record, name):
         watches = (record.rounds[t, subject.plan.victim], again)
@@ -409,8 +409,8 @@ def _extra_draws(subject: GuaranteeSubject, name: str) -> list[Tensor]:
 
 
 def redrawn_coins_outcome(subject: GuaranteeSubject, record: NoiseLog, name: str) -> CheckOutcome:
-    """Coins of the run, and those that someone tosses who knows the seed and not the secret: under any source but
-    ``seed`` they are others."""
+    """Sampling coins of the run, compared with coins that are tossed from the public seed alone: unless the source is
+    ``seed``, the two must differ."""
     if subject.plan.noise_source == "seed":
         return CheckOutcome(1.0)
     probability, found = float(subject.plan.mechanisms[name].sampling_probability), []

@@ -98,7 +98,7 @@ class GuaranteeSubject:
         return ExaminedRounds(kept, tuple(sorted(chosen)), tuple(t for t in made if t not in kept))
 
     def memory_history(self, other: Records) -> MemoryHistory:
-        """Of what the client remembers; other: records that tell whether that depends on them."""
+        """The client's memory before each round; other: records whose effect on that memory is looked for."""
         return memory_history_of(self.plan, self.snapshots, self.shard, replace(self.shard, train=other, nulls=None))
 
     def surface_of(self, name: str) -> Surface:
