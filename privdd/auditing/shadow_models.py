@@ -161,7 +161,7 @@ class ShadowTraining:
 
     @cached_property
     def _real_signals(self) -> Signals:
-        """World 0: what was really sent."""
+        """Signals of what was really sent, which is world 0."""
         passed = {t: self.snapshots[t].sent for t in self.passing}
         return extract_all_signals(self.adversary, self.passing, self.snapshots[self.round].sent, passed)
 

@@ -104,7 +104,7 @@ class DirectionGameResult:
 
 
 def direction_games(kind: str, tried: InputShapes) -> Iterator[DirectionGame]:
-    """Data around the record: none, zeros, records that cancel it."""
+    """Games in which the other records are none, zeros, or records that cancel the one in question."""
     if kind == "records":
         for n, d in tried.tables[1:3] or tried.tables:
             if d > 1 and n > 1:

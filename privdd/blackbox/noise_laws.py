@@ -488,7 +488,7 @@ def exact_shift_bound(pair: PairSample, level: BoundLevel) -> ShiftBound | None:
 
 
 def _bound_gaussian(pair: PairSample, shift: np.ndarray, level: BoundLevel) -> ShiftBound | None:
-    """Of numbers that share noise: along the direction that its metric and the shift give, noise is normal on both sides."""
+    """Bound where numbers share noise: along the direction that the noise's metric and the shift give, it is normal on both sides."""
     if law_of_calls(*pair.fresh) != "gaussian":
         return None
     way = NoiseMetric.from_sides(*map(transcript_totals, pair.trained)).whiten_vector(shift)

@@ -225,7 +225,7 @@ def fill_gaps(*sets: Tensor) -> list[Tensor]:
 
 
 def _values_and_format(key: str, x: Any) -> tuple[NDArray[Any], RecordFormat]:
-    """The numbers, and how they were brought."""
+    """The numbers as an array, and the form in which the caller gave them."""
     if sparse.issparse(x):
         if np.prod(x.shape, dtype=float) > MAX_DENSE_NUMBERS:
             raise BadConfig(f"{key}: a sparse matrix of {x.shape} is too large to be written out; give fewer columns")

@@ -359,7 +359,7 @@ class ReleaseFormLog:
             self.forms.append((name, given[0] if given else None, message_form(output.value)))
 
     def on_sample(self, *given: Any) -> None:
-        """Who is drawn does not matter: queries are answered alike."""
+        """The sampling coins are not replaced: the queries' answers do not depend on them."""
 
 
 @dataclass(frozen=True)
