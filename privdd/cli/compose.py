@@ -13,6 +13,7 @@ from typing import Any
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Glob
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -118,7 +119,7 @@ def expand_arguments(argv: Sequence[str], command: str) -> list[str]:
     adds an attack that is off by default.
     """
     folders = [config_dir(), *user_config_folders(argv)]
-    args = [_expand_all_attacks(a, folders) for a in argv if a != "attack=all"]
+    args = [_expand_glob(_expand_all_attacks(a, folders), folders) for a in argv if a != "attack=all"]
     if command == "audit" and not any(a.startswith("attack=") for a in args):
         args.append(f"attack=[{','.join(default_attacks(folders))}]")
     elif command == "audit":
@@ -139,6 +140,25 @@ def _expand_all_attacks(argument: str, folders: Sequence[str]) -> str:
     if "all" not in names:
         return argument
     return f"attack=[{','.join(dict.fromkeys([*default_attacks(folders), *(n for n in names if n != 'all')]))}]"
+
+
+def _expand_glob(argument: str, folders: Sequence[str]) -> str:
+    """``algo=glob(fed*)`` as the choices that it stands for (Hydra's own would take files with _ for choices too)."""
+    group, _, value = argument.partition("=")
+    if not value.strip().startswith("glob(") or argument.startswith("-"):
+        return argument
+    if group.partition("@")[0] not in CONFIG_GROUPS:
+        raise BadConfig(f"{argument}: glob() stands for files, and {group} is no group of them")
+    try:
+        parsed = OverridesParser.create().parse_override(argument).value()
+    except HydraException as error:
+        raise BadConfig(format_hydra_error(error)) from None
+    if not isinstance(parsed, Glob):
+        return argument
+    found = parsed.filter(group_choices(group.partition("@")[0], folders))
+    if not found:
+        raise BadConfig(f"{argument}: no file in the group {group} matches")
+    return f"{group}={','.join(found)}"
 
 
 def overrides_as_typed(composed: Sequence[str], given: Sequence[str]) -> list[str]:

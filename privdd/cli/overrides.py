@@ -148,8 +148,6 @@ def _check_argument_form(argv: Sequence[str], folders: Sequence[str]) -> None:
             raise BadConfig(f"{item}: unknown option; {_suggest_override(item, argv[at + 1 : at + 2])}")
         if "=" not in item and not item.startswith("-") and item not in folders:
             raise BadConfig(f"{item}: an override has the form key=value")
-        if item.partition("=")[2].startswith("glob("):
-            raise BadConfig(f"{item}: patterns are not supported; write the names with commas between them")
 
 
 def _suggest_override(option: str, following: Sequence[str]) -> str:

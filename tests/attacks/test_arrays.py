@@ -154,7 +154,7 @@ EXAMPLES: dict[str, Callable[[], tuple[Any, ...]]] = {
     "membership.signals:solve_ridge": lambda: (random(4, 4) @ random(4, 4).T + 4 * torch.eye(4), random(4, 3)),
     "membership.signals:ridge_solver": lambda: (random(6, 4),),
     "membership.rmia:rmia": lambda: (PROBS, MASKS, PROBS[0]),
-    "membership.shadow_classifier:shadow_classifier": lambda: (random(8, 6, 2), MASKS, random(6, 2), Y, {"iterations": 3}),
+    "membership.shadow_classifier:shadow_classifier": lambda: (random(8, 6, 2), MASKS, random(6, 2), Y),
     "membership.shadow_classifier:top_k_features": lambda: (random(6, 4), Y, 2),
     "membership.shared_noise:noise_coincidence": lambda: (random(6, 4), Y, random(6, 4, seed=1), Y, 2, 1.0),
     "membership.signals:direction_alignment": lambda: (random(4), random(6, 4, seed=1)),
