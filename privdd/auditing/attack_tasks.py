@@ -104,7 +104,7 @@ class AttackTerms:
 
 @dataclass(frozen=True)
 class AttackOutcome:
-    """The outcome of one job; kept: the tensors of its evidence file."""
+    """The outcome of one job; evidence_tensors: those of its evidence file."""
 
     finding: Finding
     evidence_tensors: Mapping[str, Tensor]

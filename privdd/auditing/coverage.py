@@ -132,7 +132,7 @@ def findings_of_diverged_run(experiment: Experiment, attacks: Mapping[str, Attac
 
 
 # A test says in its finding (``diagnostics``) at which parts it looked, for the mechanisms that its ``signal`` names, and
-# in which rounds: ``covers`` = {part: rounds}. What it declined, left out, or could not read is ``untested_text`` = {part: why}.
+# in which rounds: ``covers`` = {part: rounds}. What it declined, left out, or could not read is ``untested`` = {part: why}.
 # A part that no test covers is untested, and so is one that any test had to leave out.
 NOISE_PART = "noise"  # the law of each number's noise
 JOINT_NOISE_PART = "joint noise"  # numbers, releases, rounds and clients do not share it; it does not take itself off

@@ -325,7 +325,7 @@ def reconstruction_rows(ledger: Ledger, claims: Sequence[Claim]) -> list[dict[st
 
 
 def stated_epsilons(experiment: Experiment, ledger: Ledger) -> dict[str, float]:
-    """The stated ε of each surface: the method's own statement (``Method.stated``), else the accounted ε. Surfaces that
+    """The stated ε of each surface: the method's own statement (``audit_hooks.stated``), else the accounted ε. Surfaces that
     promise nothing (infinite) are left out."""
     surfaces = dict.fromkeys(r.surface for r in ledger.releases)
     promised = {s: min(epsilon_by_accountant(ledger, [s]).values()) for s in surfaces}

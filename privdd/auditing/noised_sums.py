@@ -99,9 +99,11 @@ class TranscriptReader:
 
 def is_noised_sum(mechanism: Mechanism) -> bool:
     """Whether its releases are sums over records with Gaussian noise, which the regression is for."""
+    if not mechanism.per_record:  # it may have no event
+        return False
     event = mechanism.event
     inner = event.event if isinstance(event, dpa.PoissonSampledDpEvent) else event
-    return mechanism.per_record and isinstance(inner, dpa.GaussianDpEvent)
+    return isinstance(inner, dpa.GaussianDpEvent)
 
 
 def score_canaries(

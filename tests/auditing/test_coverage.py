@@ -93,3 +93,9 @@ def test_runs_that_were_stored_before_tests_said_so_are_judged_by_what_they_meas
 @pytest.mark.parametrize("surface", ["labels", "statistics"])
 def test_where_no_mechanism_promises_anything_nothing_is_missing(ledger: Ledger, surface: str) -> None:
     assert untested_parts(ledger, surface, []) == []
+
+
+def test_a_test_says_in_which_rounds_it_looked_at_its_parts() -> None:
+    for test in TESTS:
+        parts = [part for part, tests in TESTS_BY_PART.items() if test in tests]
+        assert parts and covered_diagnostics(test, {3, 0}) == {"covers": {part: [0, 3] for part in parts}}

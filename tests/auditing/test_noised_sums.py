@@ -138,6 +138,7 @@ def test_who_was_sampled_is_told_by_the_run_s_own_coins(monkeypatch):
         ("fedlgd_dp", (), True),
         ("dp_head", (), True),
         ("feddm", (), False),
+        ("feddm", ("privacy=aggregate_clip", "algo.start=noise"), False),
         ("fedfed_dp", (), False),
         ("fedavg", ("privacy=dpsgd",), False),
         ("fedavg", ("privacy=client",), False),

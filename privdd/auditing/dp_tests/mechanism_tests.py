@@ -76,8 +76,8 @@ def query_findings(subject: GuaranteeSubject, names: Sequence[str]) -> Iterator[
     for name, look in looks.items():
         seen = {t: of[name] for t, of in tallies.items() if name in of and of[name].changes}
         if seen:
-            asked = f"; of clients {format_ranges(others)} only whether they clip alike in round {chosen[-1]}"
-            of_others = asked if others else ""
+            clip_note = f"; of clients {format_ranges(others)} only whether they clip alike in round {chosen[-1]}"
+            of_others = clip_note if others else ""
             yield from _findings_of_query(subject, name, seen, look.describe_rounds(sorted(seen)) + of_others, guests)
 
 

@@ -206,7 +206,7 @@ def magnitude_count_test(
     numbers: Sequence[int], steps: Sequence[float], near: Tensor, far: Tensor, groups: Mapping[str, Sequence[int]]
 ) -> CheckOutcome:
     """Are more residuals near zero, or fewer far from it, than the law says? near, far: (releases, bounds) counts of all
-    numbers (``noise_record.NEAR``, ``FAR_BOUNDS``); groups: what -> which releases are added up."""
+    numbers (``NEAR_BOUNDS``, ``FAR_BOUNDS``); groups: what -> which releases are added up."""
     if not groups:
         return CheckOutcome(1.0)
     count, step = np.asarray(numbers, float), np.asarray(steps, float)

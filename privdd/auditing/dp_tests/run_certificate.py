@@ -455,7 +455,7 @@ class WholeRunReplay:
         return made
 
     def _last_release(self, round: int) -> int:
-        """After how many releases local work stops: the state before another round may lead to more."""
+        """After how many releases local work stops (0: at its end); the state before another round may lead to more of them."""
         return self.releases_by_round[round] if self.early or not self._is_own_snapshot(round) else 0
 
     def _is_own_snapshot(self, round: int) -> bool:
@@ -536,7 +536,7 @@ class ClientRunReplay:
             script.add_release(mechanism, nobody, [self.huge_update], self.huge_update, [0])
 
 
-RELEASES_SIDE_BY_SIDE = 4_000  # in all runs together, about, played side by side; never fewer than LEAST runs
+RELEASES_SIDE_BY_SIDE = 4_000  # in all runs together, about, played side by side; never fewer than MIN_RUNS
 RELEASES_IN_LOCKSTEP = 3_200
 NUMBERS_IN_LOCKSTEP = 6 * 10**7  # noise values in all runs in lockstep, about: for models of some size these cost most
 MAX_UPDATES = 2_400  # of a client's, in all runs together

@@ -294,8 +294,8 @@ class _PresenceTrial:
             shard = with_records(self.examined.shard, self.examined.shard.train.take(some))
             run = self.examined.run_forced(shard, SeenContributions({name: release + 1}), out.outputs)
             seen = run.seen.marks.get(name, [])
-            marks = seen[release] if len(seen) > release else target[:0]
-            there = len(seen) > release and bool(equal_fingerprints(marks, target.expand_as(marks)).any())
+            there = len(seen) > release
+            there = there and bool(equal_fingerprints(seen[release], target.expand_as(seen[release])).any())
             own = some if there else own[len(some) :]
         return own
 
