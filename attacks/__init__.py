@@ -2,6 +2,9 @@
 
 import importlib
 import sys
+from collections.abc import Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
@@ -24,4 +27,17 @@ class _MovedModule(ModuleType):
         return getattr(importlib.import_module(MOVED_MODULES[self.__name__]), name)
 
 
-sys.modules |= {name: _MovedModule(name) for name in MOVED_MODULES}
+class _MovedFinder(MetaPathFinder, Loader):
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        return ModuleSpec(name, self) if name in MOVED_MODULES else None
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        return _MovedModule(spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        pass
+
+
+sys.meta_path.append(_MovedFinder())

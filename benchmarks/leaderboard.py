@@ -69,8 +69,9 @@ DATA, ALPHAS, CLIENTS, EPSILONS, SEEDS = ("digits", "fashion_mnist", "mnist"), (
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "leaderboard.md"
 GUIDED = """
 `feddm_guided_dp` is a data set: its figure is that of a ConvNet trained on 16,000 released images with soft labels, and what it
-lacks of `dp_head` is what distilling costs. Images are what it lacks: given the records themselves with the labels of a head that
-has 80.5 %, the network has 80.7 % (seed 7, ε 3), on images as they are drawn 68 to 75 %. Under a head that sees images at 32
+lacks of `dp_head` is what distilling costs. Images are what it lacks: on the seed that settings were chosen on (7, at
+ε 3), under a head that has 80.5 %, the network has 80.7 % on the records themselves, and 68 to 75 % on drawn images, depending on
+how they are drawn. Under a head that sees images at 32
 pixels instead of 64, and has 78 %, it has 73 to 76 %. Images from an exact normal distribution of each class give 73 to 75 %,
 around twenty exact means of each class 76.7 %; five to fifteen noised means gave 59 to 61 %, where one gave 66 % (no textures).
 

@@ -283,7 +283,8 @@ def rescaled_epsilon(law: str, shift: float, ratio: float, delta: float) -> floa
 
 
 def lines_of(call: Callable[[], None]) -> set[tuple[str, int]]:
-    """(file, line) of all that runs of a mechanism's own code, libraries of numbers and the standard library apart."""
+    """(file, line) of all that runs of a mechanism's own code, in modules that have a ``__file__``; libraries of numbers and the
+    standard library apart."""
     tracer, before = trace.Trace(count=True, trace=False), sys.gettrace()
     try:
         tracer.runfunc(call)

@@ -110,7 +110,8 @@ def _update_pairs(relation: str, tried: InputShapes, rng: np.random.Generator) -
         for name, u in unit_directions(m, rng, tried.along).items():
             for scale in (LARGE, HUGE, 1.0, SMALL, *(BETWEEN if name in PLAIN else ())):
                 says = f"an update of norm {scale:g}, {name}, of {len(shapes)} array(s)"
-                yield from _pairs_around(relation, u, scale, partial(split_vector, shapes=shapes), tried, says)
+                instead = "zero_out" if relation == "add_remove" else relation  # of an update nothing would be left
+                yield from _pairs_around(instead, u, scale, partial(split_vector, shapes=shapes), tried, says)
         if relation == "replace":
             a, b = list(unit_directions(m, rng).values())[:2] if m > 1 else (np.ones(1), np.ones(1))
             for one, two in ((LARGE, SMALL), (LARGE, 1.0), (LARGE, 2 * LARGE)):

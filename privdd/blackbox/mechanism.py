@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-import multiprocessing
 import os
+import select
 import signal
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
-from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
 from typing import Any
 
 import numpy as np
@@ -137,56 +135,47 @@ def run_in_child(
     seconds: float,
     told: Callable[[Mapping[str, Any]], None] = lambda note: None,
 ) -> dict[str, Any]:
-    """Run ``work(say)`` in a forked process -> what it returns, as JSON takes it. told: called here with everything that
-    work says on the way. Raises BadConfig with the message of a BadConfig there, and ChildStopped after ``seconds`` of
-    wall time or where the process dies."""
+    """Run ``work(say)`` in a forked process -> what it returns, as JSON takes it.
+
+    told: called here with everything that work says on the way. Raises BadConfig with the message of a BadConfig
+    there, and ChildStopped after ``seconds`` of wall time or where the process dies.
+    """
     if not hasattr(os, "fork"):
         raise BadConfig("checks need a system with os.fork (Linux, macOS)")
-    context, ends = multiprocessing.get_context("fork"), time.monotonic() + seconds
-    reader, writer = context.Pipe(duplex=False)
-    child = context.Process(target=_child_main, args=(work, writer))
-    child.start()
-    writer.close()
+    reader, writer = os.pipe()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    child = os.fork()
+    if child == 0:
+        os.close(reader)
+        _child_main(work, writer)
+    os.close(writer)
     try:
-        while reader.poll(max(0.0, ends - time.monotonic())):
-            try:
-                ((what, value),) = json.loads(reader.recv_bytes(LARGEST)).items()
-            except EOFError:
-                raise ChildStopped(
-                    "the mechanism ended its process (it exited, crashed or ran out of memory)"
-                ) from None
-            except OSError:
-                raise ChildStopped("the answer is too large, or was cut off") from None
-            if what == "answer":
-                return value
-            if what == "refused":
-                raise BadConfig(value)
-            if what == "broken":
-                raise BadConfig(f"the check broke off: {value}")
-            told(value)
-        raise ChildStopped(f"the mechanism was stopped after {seconds:g} s without an answer")
+        return _read_answer(reader, seconds, told)
     finally:
-        reader.close()
+        os.close(reader)
         _stop_child(child)
 
 
-def _child_main(work: Callable[..., Mapping[str, Any]], writer: Connection) -> None:
+def _child_main(work: Callable[..., Mapping[str, Any]], writer: int) -> None:
     """In the child: never returns."""
-
-    def send(what: str, value: Any) -> None:
-        writer.send_bytes(json.dumps(to_plain_json({what: value})).encode())
-
+    code = 1
     try:
         os.setpgid(0, 0)
         _reseed_generators()
+
+        def send_note(note: Mapping[str, Any]) -> None:
+            _write_answer(writer, {"note": note})
+
         try:
-            send("answer", work(partial(send, "note")))
+            _write_answer(writer, {"answer": work(send_note)})
         except BadConfig as error:
-            send("refused", str(error))
+            _write_answer(writer, {"refused": str(error)})
         except Exception as error:  # told to the parent, which says it in one line
-            send("broken", f"{type(error).__name__}: {error}")
+            _write_answer(writer, {"broken": f"{type(error).__name__}: {error}"})
+        code = 0
     finally:
-        os._exit(0)
+        os._exit(code)
 
 
 def _reseed_generators() -> None:
@@ -198,13 +187,44 @@ def _reseed_generators() -> None:
         sys.modules["torch"].default_generator.manual_seed(fresh)
 
 
-def _stop_child(child: BaseProcess) -> None:
+def _write_answer(writer: int, value: Mapping[str, Any]) -> None:
+    data = json.dumps(to_plain_json(value), allow_nan=True).encode() + b"\n"
+    while data:
+        data = data[os.write(writer, data) :]
+
+
+def _read_answer(reader: int, seconds: float, told: Callable[[Mapping[str, Any]], None]) -> dict[str, Any]:
+    ends, waiting = time.monotonic() + seconds, b""
+    while True:
+        left = ends - time.monotonic()
+        if left <= 0 or not select.select([reader], [], [], left)[0]:
+            raise ChildStopped(f"the mechanism was stopped after {seconds:g} s without an answer")
+        part = os.read(reader, 65536)
+        if not part:
+            raise ChildStopped("the mechanism ended its process (it exited, crashed or ran out of memory)")
+        waiting += part
+        if len(waiting) > LARGEST:
+            raise ChildStopped("the answer is too large")
+        *lines, waiting = waiting.split(b"\n")
+        for line in lines:
+            value = json.loads(line)
+            if "answer" in value:
+                return value["answer"]
+            if "refused" in value:
+                raise BadConfig(value["refused"])
+            if "broken" in value:
+                raise BadConfig(f"the check broke off: {value['broken']}")
+            told(value["note"])
+
+
+def _stop_child(child: int) -> None:
     """The child and everything that it started."""
     try:
-        os.killpg(int(child.pid or 0), signal.SIGKILL)
+        os.killpg(child, signal.SIGKILL)
     except ProcessLookupError:  # it has no group of its own yet
-        child.kill()
-    child.join()
+        with suppress(ProcessLookupError):
+            os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
 
 
 WAITS = 12

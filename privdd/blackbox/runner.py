@@ -94,8 +94,9 @@ def _make_mechanism(request: CheckRequest) -> tuple[BlackBox, CheckedClaim]:
 
 
 def _start_examination(request: CheckRequest, step: Callable[[str], None]) -> Examination:
-    examine, clock = GreyBox if request.record else Examination, CallBudget(request.seconds, request.calls)
-    return examine(*_make_mechanism(request), request.tried, clock, request.confidence, step)
+    made, examine = _make_mechanism(request), GreyBox if request.record else Examination
+    clock = CallBudget(request.seconds, request.calls)  # after the imports, which are not the mechanism's time
+    return examine(*made, request.tried, clock, request.confidence, step)
 
 
 def _examine_in_child(request: CheckRequest, say: Callable[[Mapping[str, Any]], None]) -> dict[str, Any]:

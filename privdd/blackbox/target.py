@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from attacks.types import Attack
 from privdd.core.validation import BadConfig
 
 FROM_THE_STATEMENT = {"epsilon": "epsilon", "eps": "epsilon", "target_epsilon": "epsilon", "delta": "delta",
@@ -120,6 +119,8 @@ def make_plugin(what: str, target: Any, args: Mapping[str, Any]) -> Any:
     """An instance of the class. Raises BadConfig, one line, where it cannot be made or is none of its role."""
     if not isinstance(target, type):
         raise BadConfig(f"{what}={target!r}: a class is needed")
+    from attacks.types import Attack  # loads torch, which checks do without
+
     made = make_instance(target, args)
     if what == "attack" and not isinstance(made, Attack):
         raise BadConfig(f"{target.__name__} is no Attack: it must inherit from privdd.api.Attack")

@@ -6,7 +6,7 @@ import inspect
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -155,7 +155,11 @@ class Checked:
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> Checked:
         """The inverse of ``as_json``. Raises ValueError."""
-        return TypeAdapter(Checked).validate_python({k: v for k, v in data.items() if k not in ("format", "says")})
+        values = {k: v for k, v in data.items() if k not in ("format", "says")}
+        for part, known in ((values, Checked), (values.get("stated"), CheckedClaim)):
+            if isinstance(part, Mapping) and (unknown := set(part) - {one.name for one in fields(known)}):
+                raise ValueError(f"unknown keys: {', '.join(sorted(map(str, unknown)))}")
+        return TypeAdapter(Checked).validate_python(values)
 
 
 def conclude_check(name: str, stated: CheckedClaim, found: ExaminationResult, **spent: Any) -> Checked:

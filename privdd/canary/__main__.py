@@ -86,14 +86,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     """The result on stdout; errors are one line on stderr and status 1."""
     given = sys.argv[1:] if argv is None else list(argv)
     if {"-h", "--help"} & {*given} or not given:
-        issue, open, verify = COMMANDS.values()
-        print("\n".join([ABOUT, issue.help_text(), open.help_text(), verify.describe(), ""]), end="")
+        *whole, last = COMMANDS.values()
+        print("\n".join([ABOUT, *(one.help_text() for one in whole), last.describe(), ""]), end="")
         return 0 if given else 1
     return run_reporting_errors("privdd-canary", lambda: _run_command(given[0], given[1:]))
 
 
 def _run_command(command: str, argv: Sequence[str]) -> int:
-
     commands = {"issue": issue_canaries, "open": open_canaries, "verify": verify_canaries}
     if command not in commands:
         raise BadConfig(f"{command}: allowed are {', '.join(commands)}")

@@ -427,7 +427,7 @@ NOT_FINGERPRINTED = (
     "attack", "audit", "engine", "capture", "run", "resume", "scores", "name", "tracking", "paper", "resources", "policy",
     "fail_on",
 )  # fmt: skip
-NOT_RUN = ("secret", "paired_noise")  # neither changes what is run, and runs of earlier versions have neither
+NOISE_SETTINGS = ("secret", "paired_noise")  # neither changes what is run, and runs of earlier versions have neither
 
 
 def to_plain_settings(node: Any) -> Any:
@@ -453,7 +453,7 @@ def settings_fingerprint(config: DictConfig) -> str:
     if code := user_code_of_config(config):
         content["own_code"] = code
     if isinstance(privacy := content.get("privacy"), dict):
-        content["privacy"] = {k: v for k, v in privacy.items() if k not in NOT_RUN}
+        content["privacy"] = {k: v for k, v in privacy.items() if k not in NOISE_SETTINGS}
     if isinstance(trust := content.get("trust"), dict) and trust.get("name") == "local":
         del content["trust"]  # as in every run of earlier versions
     if isinstance(data := content.get("data"), dict) and not data.get("standardise"):

@@ -310,7 +310,9 @@ def config_of_stored_run(
     if word == "resume" and threads is not None:
         _keep_threads(config, threads, "engine.threads" in keys)
     check_engine_settings_used(config, keys)
-    if word == "run" and "audit.require=some" in argv:  # so ``expand`` says where certain attacks were asked for
+    if (
+        word == "run" and "audit.require=some" in argv
+    ):  # so ``expand_arguments`` says where certain attacks were asked for
         OmegaConf.update(config, "audit.require", "some", force_add=True)
     if command == "audit":
         add_attacks(config, before)

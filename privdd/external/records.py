@@ -288,7 +288,8 @@ def _as_array(values: Any) -> NDArray[Any]:
 
 
 def number_labels(key: str, labels: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[Any] | None]:
-    """-> (labels as whole numbers from 0, None); for text, (positions in the sorted names, these names). Raises BadConfig."""
+    """-> (labels as whole numbers from 0, None); for text, and for numbers below 0 or above ``MAX_LABEL``, (positions in the
+    sorted names, these names). Raises BadConfig."""
     if labels.dtype.kind == "O":
         if any(one is None or one != one for one in labels.tolist()):
             raise BadConfig(f"{key}: y must hold a label for each record; some are missing")

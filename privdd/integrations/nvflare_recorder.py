@@ -23,6 +23,7 @@ from nvflare.apis.shareable import Shareable
 from privdd.recording import CLIENTS_FOLDER, HEAD_FILE
 from privdd.recording.recording import BROADCAST, DIFFERENCE_KEY, REPLY, MessageHeading, MessageRecorder
 
+NVFLARE = f"nvflare {version('nvflare')}"
 ROUND_HEADERS = ("current_round", "contribution_round")
 
 
@@ -42,7 +43,7 @@ class PrivddTap(Filter):
         """The message as it came, recorded."""
         name = str(fl_ctx.get_identity_name() or "client")
         folder = Path(self.run) / CLIENTS_FOLDER / str(client_number(name))
-        recorder = MessageRecorder(folder, "client", {"library": f"nvflare {version('nvflare')}", "claims": []})
+        recorder = MessageRecorder(folder, "client", {"library": NVFLARE, "claims": []})
         recorder.run_safely("a message", lambda: self._record_message(recorder, name, shareable, fl_ctx))
         return shareable
 

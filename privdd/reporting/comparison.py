@@ -196,8 +196,9 @@ def read_training_record(path: Path) -> RunRecord:
     try:
         privacy = {name: result[name] for name in ("delta", "unit", "relation")}
         seconds = Seconds(train=0, worlds=0, attacks=0, total=0)
-        known = ("accuracy", "diverged", "uploaded_bytes_per_client", "downloaded_bytes_per_client")
-        utility = Utility(accuracy_kind="global", **{name: result[name] for name in known if name in result})
+        known = ("accuracy", "uploaded_bytes_per_client", "downloaded_bytes_per_client")
+        sizes = {name: result[name] for name in known}
+        utility = Utility(accuracy_kind="global", diverged=result.get("diverged"), **sizes)
         data, preset = (str(config[name]["name"]) for name in ("data", "preset"))
         run = Run(
             algo=str(config["name"]), data=data, preset=preset, seed=int(config["seed"]), version="", clients=0, rounds=0,

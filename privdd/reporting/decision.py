@@ -77,7 +77,8 @@ def sample_banner(findings: Findings) -> str:
 
 def parties_holding(line: summary.SurfaceLine, ledger: Mapping[str, Any]) -> str:
     """The parties that hold the artifact, by the ledger's rows, else by its sender."""
-    found = _parties_seeing(row for row in ledger_rows(ledger) if row.get("surface") == line.row.surface)
+    seen = _parties_seeing(row for row in ledger_rows(ledger) if row.get("surface") == line.row.surface)
+    found = [name for name in seen if name in VISIBLE.values()]
     if VISIBLE["public"] in found:
         return VISIBLE["public"]  # which is everyone else too
     return join_names(found) if found else line.seen_by
@@ -392,7 +393,7 @@ def _audited_sizes(findings: Findings) -> list[tuple[str, str]]:
 
 
 def decision_card(record: RunRecord) -> dict[str, Any]:
-    """Schema 1 of ``decision_card.json`` (docs/reference/run-folder.md); infinity is "inf", what does not apply is null."""
+    """Schema 1 of ``card.json`` (docs/reference/run-folder.md); infinity is "inf", what does not apply is null."""
     findings = record.findings
     privacy, small = findings.privacy, sample_banner(findings)
     claim = finding_selection.boldest_claim(privacy.claims)

@@ -488,7 +488,8 @@ def draw_frontier(
         axis.set_ticks(axes, "ε (filled: proven at most)")
         axes.set_ylabel(f"accuracy ({kind})")
         axes.yaxis.set_major_formatter(PERCENT)
-        drawn = {n for p in points for n in FRONTIER_MARKS if getattr(p, n, None) not in (None, False)}
+        values = {n: [getattr(p, n, None) for p in points] for n in FRONTIER_MARKS}
+        drawn = {n for n, found in values.items() if any(v is not None and v is not False for v in found)}
         drawn |= {"published"} if published else set()
         grey = [Line2D([], [], color=MUTED, **look) for name, look in FRONTIER_MARKS.items() if name in drawn]
         figure.legend(handles=handles + grey, loc="outside lower center", ncols=2)

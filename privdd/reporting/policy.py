@@ -2,7 +2,8 @@
 
 Limits are held against what a run shows with confidence: an upper bound on epsilon that was proven, and lower bounds of
 what attacks did (95 % over all tests of the run together). A limit *holds*, is *broken*, or is *not decided* (nothing was
-measured that could have broken it, or the sample is too small); it does *not apply* where no records were looked at.
+measured that could have broken it, or the sample is too small), which fails a build as well unless the policy says
+``not_decided: pass``. It does *not apply* only to the check of a mechanism, which looks at no records.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
 """The figures of an entry: accuracy against rounds and bytes, and what its ``also`` names.
 
 FedFed's figure 17 and table 12: what x, x_s and x_r = q(x) are good for, and how alike they are. Phase A is run as in the
-method; then one classifier is trained on each kind of input and tested on all three. FedDM's surrogate in the ball and what the ball's radius does (Xiong et al. 2023, figure 1 draws in one dimension how the loss
+method; then one classifier is trained on each kind of input and tested on all three.
+
+FedDM's surrogate in the ball and what the ball's radius does (Xiong et al. 2023, figure 1 draws in one dimension how the loss
 on a client's synthetic images follows the loss on its records; its functions are not at hand, so both losses are measured on
 straight lines through the model that the server had sent). How far apart FedLGD's clients are (Huang et al. 2024, figures 1
 and 4): t-SNE pictures and the maximum mean discrepancy, in the features of the row's final global model, for the paper does

@@ -226,7 +226,7 @@ def column_headline(column: TableColumn) -> str:
     if column.leader is None:
         if not column.said:
             return "the paper prints no numbers to compare with"
-        kinds = Counter(COLUMN_VERDICTS[pair.verdict] for _, pair in column.said)
+        kinds = Counter(COLUMN_VERDICTS[pair.verdict_among(len(column.said))] for _, pair in column.said)
         counted = ", ".join(f"{kind}: {kinds[kind]}" for kind in VERDICTS if kinds[kind])
         return f"{len(column.said)} comparisons that the text makes; {counted}"
     best = row_label(column.leader.pairs[0].better)

@@ -339,10 +339,6 @@ class RowPair:
     p: float | None
     limit: str = ""
 
-    @property
-    def verdict(self) -> str:
-        return self.verdict_among(1)
-
     def verdict_among(self, pairs: int) -> str:
         """The verdict where this is one of so many pairs, any of which would refute a statement."""
         if self.limit:
@@ -462,7 +458,7 @@ class TableColumn:
             "leader": _statement_json(self.leader),
             "order": _statement_json(self.order),
             "kendall": self.tau and dict(zip(("tau", "agree", "pairs"), self.tau, strict=True)),
-            "text": [{"says": says, **_pair_json(found)} for says, found in self.said],
+            "text": [{"says": says, **_pair_json(found, len(self.said))} for says, found in self.said],
             "target": self.target,
             "commits": self.commits,
             "steps": self.steps,
@@ -500,14 +496,18 @@ class EntryResult:
         }  # fmt: skip
 
 
-def _pair_json(found: RowPair) -> dict[str, Any]:
-    return {**asdict(found), "verdict": found.verdict}
+def _pair_json(found: RowPair, pairs: int) -> dict[str, Any]:
+    return {**asdict(found), "verdict": found.verdict_among(pairs)}
 
 
 def _statement_json(found: OrderStatement | None) -> dict[str, Any] | None:
     if found is None:
         return None
-    return {"verdict": found.verdict, "p": found.p, "pairs": [_pair_json(pair) for pair in found.pairs]}
+    return {
+        "verdict": found.verdict,
+        "p": found.p,
+        "pairs": [_pair_json(pair, len(found.pairs)) for pair in found.pairs],
+    }
 
 
 def _row_json(row: RowResult, target: float | None) -> dict[str, Any]:

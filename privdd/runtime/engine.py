@@ -148,7 +148,7 @@ class WorkerPool(Protocol):
         """One of the handles whose message was answered or lost."""
 
     def receive(self, handle: Any) -> Any:
-        """The answer. Raises Lost."""
+        """The answer. Raises LostWorker."""
 
     def stop(self, handles: Collection[Any]) -> None:
         """Cancel these messages: their answers are no longer wanted."""
@@ -336,7 +336,8 @@ _started_clusters: dict[str, int] = {}  # address of a cluster that ``connect_ra
 def connect_ray(address: str | None, workers: int) -> Any:
     """The ray module, connected once per process: later calls use the same cluster.
 
-    One that was started here for fewer workers than are asked for now makes way for a larger one.
+    One that was started here for fewer workers than are asked for now makes way for a larger one. Raises ValueError where
+    ray is not installed or the cluster cannot be reached.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:

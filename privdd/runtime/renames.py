@@ -51,6 +51,7 @@ RENAMED = {  # the name in configs of an earlier version -> today's
     "attacks.inversion.model_attack.ModelInversion": "attacks.inversion.model_inversion.ModelInversion",
     "attacks.inversion.neighbour.KnownNeighbour": "attacks.inversion.known_neighbour.KnownNeighbour",
     "attacks.inversion.role_attack.RoleInversion": "attacks.inversion.generative.RoleInversion",
+    "attacks.inversion.seethrough.SeeThrough": "attacks.inversion.gradient.SeeThrough",
     "attacks.inversion.synthetic.CopyDetection": "attacks.inversion.copy_detection.CopyDetection",
     "attacks.inversion.update_attack.UpdateInversion": "attacks.inversion.gradient_attack.UpdateInversion",
     "attacks.membership.few_shadows.FewShadowRmia": "attacks.membership.rmia.OfflineRmia",

@@ -77,8 +77,8 @@ def dp_local_sgd(
     loss: of one record, (parameters, x, y, *draws), default cross-entropy; draws: further per-record
     inputs that read no data (a generator's latent noise), where each record's row must depend on the step
     and its own id alone, else one record moves the sum by more than the clip norm. correct: changes the noised gradient and must
-    read no records (a proximal term, control variates from noised gradients). extra: records that everyone knows already,
-    so their exact gradient is added then. Weight decay and heavy-ball momentum (PyTorch's rule) act on the result. steps must
+    read no records (a proximal term, control variates from noised gradients). extra: records that everyone knows already:
+    the exact gradient of a batch of them is added to what ``correct`` returns. Weight decay and heavy-ball momentum (PyTorch's rule) act on the result. steps must
     be a public constant (``count_private_steps``), however many records there are. Raises ValueError for models whose layers
     mix records.
     """

@@ -57,7 +57,7 @@ _numbers: ContextVar[list[int] | None] = ContextVar("numbers", default=None)
 
 
 @contextmanager
-def counted() -> Iterator[list[int]]:
+def count_comparisons() -> Iterator[list[int]]:
     """A list with one number, of the stored numbers that were compared meanwhile."""
     count = [0]
     mark = _numbers.set(count)

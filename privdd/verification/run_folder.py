@@ -109,7 +109,7 @@ def verify_run(folder: Path, key: Path | None = None) -> Verification:
     if key is not None or (folder / run_folder.SIGNATURE).is_file():
         signer, wrong = file_checks.check_signature(folder, manifest, key)
         found += wrong
-    with file_checks.counted() as computed, torch_threads(1):
+    with file_checks.count_comparisons() as computed, torch_threads(1):
         if only_trained:
             found += recomputed.check_training_numbers(folder)
             kept, (trusted, deciding) = ["accuracy: needs the data and the model"], (1, tuple[str, ...]())

@@ -292,3 +292,6 @@ def test_a_module_that_moved_is_imported_under_its_old_name(old: str, new: str) 
     today, names = importlib.import_module(new), [name for name in vars(importlib.import_module(new)) if not name.startswith("__")]
     assert all(getattr(importlib.import_module(old), name) is getattr(today, name) for name in names) and names
     assert not hasattr(sys.modules[old], "__file__")
+    whole = {}
+    exec(f"import {old}\nfound = {old}", whole)  # the module is bound to its package, too
+    assert getattr(whole["found"], names[0]) is getattr(today, names[0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import secrets
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 from privdd.api import check
+from privdd.blackbox import replays
 from privdd.blackbox.inputs import InputShapes, NeighbouringInputs
 from privdd.blackbox.mechanism import BlackBox
 from privdd.blackbox.replays import FrozenSources, replay_pair
@@ -111,3 +113,10 @@ def test_a_choice_that_seldom_varies_is_not_called_noiseless() -> None:
 
     found = check(answer, stated={"epsilon": 9.0, "delta": 0.0}, kind="records", relation="replace", seconds=4.0, max_calls=30_000, tried=SMALL)
     assert not found.refuted
+
+
+def test_generators_that_were_frozen_are_found_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As tests/conftest.py freezes those of this module. The search is the shipped one, not that of this folder's conftest."""
+    monkeypatch.setattr(replays, "gc", gc)
+    assert gc.get_freeze_count() > 0
+    assert any(one is RNG.bit_generator for one in replays._find_generators()[0]) and gc.get_freeze_count() > 0

@@ -68,12 +68,12 @@ def test_seeds_without_a_model_are_written_down() -> None:
 def test_a_comparison_that_the_scale_cannot_show_has_no_other_verdict() -> None:
     """A row that is limited, the same numbers, the same images; a pair that decides against the paper stays what it is."""
     good, bad = row("a", 90.0, 0.9, 0.8), row("b", 80.0, 0.7, 0.6)
-    assert compare_pair(good, bad).verdict == HOLDS and compare_pair(good, bad).limit == ""
+    assert compare_pair(good, bad).verdict_among(1) == HOLDS and compare_pair(good, bad).limit == ""
     for other in (replace(bad, limit="at chance"), replace(good, cell=bad.cell)):
         pair = compare_pair(good, other)
-        assert pair.verdict == CANNOT_TELL and pair.limit and compare_pair(other, good).verdict == CANNOT_TELL
+        assert pair.verdict_among(1) == CANNOT_TELL and pair.limit and compare_pair(other, good).verdict_among(1) == CANNOT_TELL
     for moved, verdict in ((0.017, CANNOT_TELL), (0.2, HOLDS), (None, HOLDS)):
-        assert compare_pair(replace(good, moved=moved), replace(bad, moved=0.0)).verdict == verdict
+        assert compare_pair(replace(good, moved=moved), replace(bad, moved=0.0)).verdict_among(1) == verdict
     mixed = OrderStatement((compare_pair(good, replace(bad, limit="x")), compare_pair(bad, good)))
     assert mixed.verdict == REVERSED and OrderStatement(mixed.pairs[:1]).verdict == CANNOT_TELL
     told = column(good, replace(bad, limit="x")).as_json()
@@ -121,7 +121,7 @@ def test_p_is_uniform_where_there_is_no_gain() -> None:
 def test_a_pair_is_judged_by_sign_and_p() -> None:
     kinds = {(0.1, 0.01): HOLDS, (0.1, 0.2): HOLDS_IN_MEAN, (-0.1, 0.7): REVERSED_IN_MEAN, (-0.1, 0.99): REVERSED, (0.1, None): HOLDS_IN_MEAN}
     for (gain, p), verdict in kinds.items():
-        assert RowPair("a", "b", gain, p).verdict == verdict
+        assert RowPair("a", "b", gain, p).verdict_among(1) == verdict
     assert compare_pair(MADE_ROWS[0], MADE_ROWS[3]).gain == pytest.approx(np.mean(ROWS["a"]) - np.mean(ROWS["d"]))
 
 
@@ -151,7 +151,7 @@ def test_a_statement_about_many_pairs_is_refuted_as_seldom_as_it_says() -> None:
     rng = np.random.default_rng(3)
     drawn = [rng.normal(0.7, 0.02, (8, 3)) for _ in range(400)]
     made = [OrderStatement(tuple(RowPair("a", "b", float(np.mean(d[0] - other)), p_value(d[0], other)) for other in d[1:])) for d in drawn]
-    found, alone = (sum(REVERSED in kinds for kinds in several) for several in ([[one.verdict] for one in made], [[pair.verdict for pair in one.pairs] for one in made]))
+    found, alone = (sum(REVERSED in kinds for kinds in several) for several in ([[one.verdict] for one in made], [[pair.verdict_among(1) for pair in one.pairs] for one in made]))
     assert stats.binomtest(found, 400, 0.05, alternative="greater").pvalue > 0.001
     assert stats.binomtest(alone, 400, 0.05, alternative="greater").pvalue < 1e-6
 
