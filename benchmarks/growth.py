@@ -1,12 +1,17 @@
 """How CPU seconds and peak memory grow with clients, records a client, worlds and image size: a table and a plot.
 
     python -m benchmarks.growth [--full] [--plot growth.png]
+    python -m benchmarks.growth --audits [--algo fedavg] [--full]    whole audits instead
 
 Clients, records and image size: one FedAvg round (one epoch, batches of 10) of a multi-layer perceptron,
 for image size of a ConvNet of width 16. Worlds: one round of one client, replayed one after the other
 (FedAvg) and in one pass (FedDM, 4 iterations). Random images in ten classes, one thread, every point in a
 process of its own; memory is the peak above what the process had before. The last column is the power of
 the size that the seconds grow with, from the smallest to the largest size: 1 is linear.
+
+Whole audits: ``privdd.audit`` of ``--algo`` at preset=smoke on Fashion-MNIST, one process, one size changed at a time.
+CPU seconds and peak memory are the process's own; its power is that of the last doubling, because every audit
+begins with the same start-up and attacks.
 """
 
 from __future__ import annotations
@@ -14,7 +19,11 @@ from __future__ import annotations
 import argparse
 import math
 import multiprocessing
+import os
 import resource
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -51,7 +60,9 @@ def shard_of(client: int, records: int, size: int) -> Shard:
 
 def federation(clients: int, records: int, size: int, spec: ModelSpec = MLP) -> tuple[Plan, list[Shard]]:
     method = FedAvg(model=spec, rounds=1, lr=0.05, batch_size=10, local_epochs=1)
-    return Plan(Keys(0), Problem((1, size, size), CLASSES, clients), method), [shard_of(k, records, size) for k in range(clients)]
+    return Plan(Keys(0), Problem((1, size, size), CLASSES, clients), method), [
+        shard_of(k, records, size) for k in range(clients)
+    ]
 
 
 def rounds(clients: int = 10, records: int = 50, size: int = 28, spec: ModelSpec = MLP) -> Callable[[], object]:
@@ -71,7 +82,12 @@ def replays(worlds: int) -> Callable[[], object]:
 
 def one_pass(worlds: int) -> Callable[[], object]:
     method = FedDM(
-        model=ModelSpec(width=16), rounds=1, matching=MatchingSettings(4, batch=64), server=ServerTraining(epochs=1, batch_size=64), ipc=5, start="noise"
+        model=ModelSpec(width=16),
+        rounds=1,
+        matching=MatchingSettings(4, batch=64),
+        server=ServerTraining(epochs=1, batch_size=64),
+        ipc=5,
+        start="noise",
     )
     problem, shard = Problem((1, 28, 28), CLASSES, 1), shard_of(0, 640, 28)
     sent = method.broadcast(method.init(problem, Keys(0)))
@@ -97,8 +113,56 @@ AXES = (
     Axis("records a client", lambda n: rounds(records=n), (25, 100, 400), (25, 100, 400, 1600, 6400)),
     Axis("worlds, one by one", replays, (2, 8, 32), (2, 8, 32, 128, 512)),
     Axis("worlds in one pass", one_pass, (2, 8, 32), (2, 8, 32, 64, 128)),
-    Axis("image side", lambda n: rounds(clients=2, size=n, spec=ModelSpec("convnet", width=16)), (8, 16, 32), (8, 16, 32, 64, 128)),
+    Axis(
+        "image side",
+        lambda n: rounds(clients=2, size=n, spec=ModelSpec("convnet", width=16)),
+        (8, 16, 32),
+        (8, 16, 32, 64, 128),
+    ),
 )
+
+
+# Settings that make a size of a whole audit, and the sizes; the records are shared by all clients.
+AUDITS: dict[str, tuple[str, Sequence[int], Sequence[int]]] = {
+    "clients": ("partition.clients={}", (4, 8, 16), (4, 8, 16, 32, 64)),
+    "records": ("data.limit={}", (1000, 2000, 4000), (1000, 2000, 4000, 8000, 16000)),
+    "replays": ("audit.worlds={}", (16, 32, 64), (16, 32, 64, 128, 256)),
+    "model width": ("model.width={}", (8, 16, 32), (8, 16, 32, 64, 128)),
+    "rounds": ("algo.rounds={}", (2, 4, 8), (2, 4, 8, 16, 32)),
+}
+
+
+def measure_audit(algo: str, override: str) -> tuple[float, float]:
+    """(CPU seconds, peak MiB) of one audit in a process of its own. Raises RuntimeError where it fails."""
+    base = [
+        f"algo={algo}",
+        "preset=smoke",
+        "engine=serial",
+        "data=fashion_mnist",
+        "data.limit=1000",
+        "partition.clients=4",
+    ]
+    given = [part for part in base if part.split("=")[0] != override.split("=")[0]]
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "privdd.audit", *given, override, f"hydra.run.dir={folder}/run"]
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        _, status, used = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise RuntimeError(f"{' '.join(command[3:])}: exit status {process.returncode}")
+    return used.ru_utime + used.ru_stime, used.ru_maxrss / 1024
+
+
+def measure_audits(algo: str, full: bool) -> None:
+    """Print a row for every size of every axis of ``AUDITS``."""
+    for name, (setting, small, large) in AUDITS.items():
+        sizes = large if full else small
+        points = []
+        for n in sizes:
+            points.append(measure_audit(algo, setting.format(n)))
+            power = math.log2(points[-1][0] / points[-2][0]) if n == sizes[-1] else math.nan
+            tail = "" if math.isnan(power) else f"  {power:.2f}"
+            print(f"{name:<20} {n:>6} {points[-1][0]:>9.3f} {points[-1][1]:>7.0f}{tail}", flush=True)
 
 
 def peak() -> float:
@@ -155,11 +219,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--full", action="store_true", help="larger sizes, a few minutes")
     parser.add_argument("--plot", type=Path, help="a PNG to write")
+    parser.add_argument("--audits", action="store_true", help="whole audits")
+    parser.add_argument("--algo", default="fedavg", help="the method of --audits")
     given = parser.parse_args()
     torch.set_num_threads(1)
     keep_freed_memory()
     print(hardware())
     print(f"{'what grows':<20} {'size':>6} {'CPU s':>9} {'MiB':>7}  power")
+    if given.audits:
+        measure_audits(given.algo, given.full)
+        return
     found: dict[str, list[tuple[int, float, float]]] = {}
     for axis in AXES:
         points = found[axis.name] = [(n, *point(axis, n)) for n in (axis.full if given.full else axis.small)]

@@ -117,7 +117,7 @@ class DecoderTraining:
         shape = (images.shape[1], images.shape[2], images.shape[3])
         decoder = Decoder(features, shape, self.width, centres).to(features.device)
         draw_weights(decoder, generator)
-        optimiser = torch.optim.Adam(decoder.parameters(), lr=self.lr)
+        optimiser = torch.optim.Adam(decoder.parameters(), lr=self.lr, fused=True)
         schedule = torch.optim.lr_scheduler.MultiStepLR(optimiser, [2 * self.steps // 3], 0.5)
         for rows, *noise in draw_ahead(lambda: self._draw_step(features, generator), self.steps, features.device):
             given = features[rows]
@@ -190,7 +190,7 @@ class WhiteBox:
             return misfit / (2 * noise**2) + (images - start).square().flatten(1).sum(1) / (2 * max(doubt, 1e-3) ** 2)
 
         images = start.detach().clone().clamp(0, 1).requires_grad_()
-        optimiser = torch.optim.Adam([images], lr=self.lr)
+        optimiser = torch.optim.Adam([images], lr=self.lr, fused=True)
         best, lowest = images.detach().clone(), torch.full((len(images),), torch.inf, device=images.device)
         for step in range(self.iterations + 1):
             residual = self.feature_residual(maps, released, images)

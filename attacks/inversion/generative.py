@@ -130,7 +130,9 @@ class WganGp:
         critic = Critic(shape, self.width).to(images.device)
         draw_weights(maker, rng)
         draw_weights(critic, rng)
-        making, judging = (torch.optim.Adam(n.parameters(), lr=self.lr, betas=(0.5, 0.999)) for n in (maker, critic))
+        making, judging = (
+            torch.optim.Adam(n.parameters(), lr=self.lr, betas=(0.5, 0.999), fused=True) for n in (maker, critic)
+        )
 
         def generate_images(z: Tensor, rows: Tensor) -> Tensor:
             return maker(z, None if auxiliary is None else auxiliary[rows])  # type: ignore[no-any-return]
@@ -240,7 +242,7 @@ class EvaluationClassifier:
         """A classifier trained on x (m, c, h, w) in [0, 1], y (m,)."""
         net = EvaluationNetwork((x.shape[1], x.shape[2], x.shape[3]), classes, self.width).to(x.device)
         draw_weights(net, generator)
-        optimiser = torch.optim.Adam(net.parameters(), lr=self.lr)
+        optimiser = torch.optim.Adam(net.parameters(), lr=self.lr, fused=True)
         shifts: list[list[int]] = []
 
         def draw_batch() -> tuple[Tensor, Tensor]:

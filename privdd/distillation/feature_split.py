@@ -170,7 +170,7 @@ def train_split(
     """
     current = {name: t.clone() for name, t in state.items()}
     learned = {n: current[n].requires_grad_(True) for n, _ in model.named_parameters()}
-    adam = torch.optim.AdamW(learned.values(), lr=lr, weight_decay=weight_decay)
+    adam = torch.optim.AdamW(learned.values(), lr=lr, weight_decay=weight_decay, fused=True)
     _load_moments(adam, learned, optimiser)
     model.train()
     latent = int(getattr(model.generator, "latent"))  # noqa: B009  (typed as Module attribute otherwise)
@@ -189,7 +189,7 @@ def _load_moments(adam: torch.optim.AdamW, learned: Mapping[str, Tensor], saved:
         parts = unpack(name, saved)
         if parts:
             kept = {key: value.clone() for key, value in parts.items()}
-            adam.state[parameter] = {**kept, "step": kept["step"].cpu()}  # which the optimiser reads at every step
+            adam.state[parameter] = {**kept, "step": kept["step"].to(parameter.device)}
 
 
 def _collect_moments(adam: torch.optim.AdamW, learned: Mapping[str, Tensor]) -> State:
