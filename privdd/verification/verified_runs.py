@@ -32,8 +32,8 @@ WORKER_MODULES = ("privdd.verification.run_folder",)
 
 def load_runs(folders: Sequence[Path | str], load: Callable[[Path], RunRecord]) -> list[RunRecord]:
     """The runs, of which ``load`` (``load_run``) has found each to agree with itself. Raises as it does."""
-    places = [Path(folder) for folder in folders]
-    found = [_load_noted(place) for place in places]
+    places = [(place := Path(folder), find_note(place)) for folder in folders]
+    found = [_load_noted(folder, note) for folder, note in places]
     fresh = [place for place, known in zip(places, found) if known is None]
     many = len(fresh) >= MANY_RUNS and usable_cores() > 1
     if many:
@@ -42,9 +42,10 @@ def load_runs(folders: Sequence[Path | str], load: Callable[[Path], RunRecord]) 
     return [next(checked) if known is None else known for known in found]
 
 
-def check_and_note(folder: Path, load: Callable[[Path], RunRecord]) -> RunRecord:
-    """``load``, and a note where the run agrees with itself."""
-    note, record = find_note(folder), load(folder)
+def check_and_note(place: tuple[Path, Path | None], load: Callable[[Path], RunRecord]) -> RunRecord:
+    """``load`` of a folder, and a note where the run agrees with itself. place: the folder, and its ``find_note`` before."""
+    folder, note = place
+    record = load(folder)
     if note is not None and note == find_note(folder):  # nothing was changed meanwhile
         with suppress(OSError, ValueError):  # a cache that cannot be written, a config that is no JSON
             config = json.loads(json.dumps(record.config, allow_nan=False))
@@ -54,9 +55,8 @@ def check_and_note(folder: Path, load: Callable[[Path], RunRecord]) -> RunRecord
     return record
 
 
-def _load_noted(folder: Path) -> RunRecord | None:
+def _load_noted(folder: Path, note: Path | None) -> RunRecord | None:
     """The run, if it was found to agree with itself before and no bit has changed."""
-    note = find_note(folder)
     if note is None or not note.is_file():
         return None
     with suppress(DamagedRun, OSError, ValueError):
