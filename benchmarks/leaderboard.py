@@ -49,6 +49,11 @@ METHODS: Mapping[str, tuple[str, ...]] = {
         "algo.guiding.drawn=400", "algo.guiding.fitted=300", "algo.guiding.fitting.steps=60", "algo.guiding.steps=12",
         "algo.server.epochs=5", "algo.server.batch_size=64",
     ),
+    "feddm_guided_scattering": (
+        "algo=feddm_guided_scattering", "algo.rounds=60", "algo.read_rounds=10", "algo.varied_rounds=10", "algo.guiding.images=100000",
+        "algo.guiding.drawn=2000", "algo.guiding.steps=12", "algo.server.epochs=3", "algo.server.batch_size=128", "algo.server.lr=0.07",
+        "model.width=32",
+    ),
     "feddm_dp": ("algo=feddm_dp", "algo.rounds=4", "algo.reads=2", "privacy.clip_norm=5"),
     "DP-FedAvg": (
         "algo=fedavg", "privacy=dpsgd", "algo.rounds=5", "algo.local_epochs=1", "algo.lr=2", "algo.momentum=0",
@@ -63,8 +68,8 @@ METHODS: Mapping[str, tuple[str, ...]] = {
         "algo=dp_psg", "algo.ipc=10", "algo.generation.networks=20", "algo.generation.steps=5", "algo.server.epochs=60",
     ),
 }  # fmt: skip
-PUBLIC = set(METHODS) - {"feddm_dp", "DP-FedAvg", "dp_head_random", "dp_head_scattering", "dp_merf", "dp_psg"}
-SETS = {"feddm_public_dp", "feddm_guided_dp", "feddm_dp", "dp_merf", "dp_psg"}  # these release a data set
+PUBLIC = set(METHODS) - {"feddm_dp", "DP-FedAvg", "dp_head_random", "dp_head_scattering", "feddm_guided_scattering", "dp_merf", "dp_psg"}
+SETS = {"feddm_public_dp", "feddm_guided_dp", "feddm_guided_scattering", "feddm_dp", "dp_merf", "dp_psg"}  # these release a data set
 DATA, ALPHAS, CLIENTS, EPSILONS, SEEDS = ("digits", "fashion_mnist", "mnist"), (0.5, 0.1), (1, 3, 10), (1.0, 3.0, 10.0), (0, 1, 2)
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "leaderboard.md"
 GUIDED = """
@@ -106,8 +111,9 @@ class Cell:
     @property
     def overrides(self) -> tuple[str, ...]:
         split = CENTRAL if self.clients == 1 else (f"partition.alpha={self.alpha}", f"partition.clients={self.clients}")
-        where = (f"data={self.data}", *split)
-        return (*COMMON, *METHODS[self.method], *where, f"privacy.epsilon={self.epsilon}", f"seed={self.seed}")
+        where, own = (f"data={self.data}", *split), METHODS[self.method]
+        common = [one for one in COMMON if one.partition("=")[0] not in {each.partition("=")[0] for each in own}]
+        return (*common, *own, *where, f"privacy.epsilon={self.epsilon}", f"seed={self.seed}")
 
 
 @dataclass(frozen=True)

@@ -143,7 +143,8 @@ MIN_CLASS_COUNT = 20  # a mean is never taken over fewer records than this
 
 @dataclass(frozen=True)
 class ClassModel:
-    """means: (C, p); spread: directions times standard deviations (r, q) of the numbers ``at`` (q,) of the p."""
+    """means: (C, p); spread: directions times standard deviations of the numbers ``at`` (q,) of the p, of all classes (r, q)
+    or of each (C, r, q)."""
 
     means: Tensor
     spread: Tensor
@@ -152,16 +153,18 @@ class ClassModel:
     def draw_records(self, labels: Tensor, generator: torch.Generator) -> Tensor:
         """One record of each label (m,) -> (m, p)."""
         found = self.means[labels].clone()
-        found[:, self.at] += torch.randn(len(labels), len(self.spread), generator=generator).to(found) @ self.spread
+        drawn = torch.randn(len(labels), self.spread.shape[-2], generator=generator).to(found)
+        by_label = [drawn[i : i + 1] @ self.spread[k] for i, k in enumerate(labels)] if self.spread.ndim == 3 else []
+        found[:, self.at] += torch.cat(by_label) if by_label else drawn @ self.spread
         return found
 
 
 def estimate_class_model(sums: Mapping[str, Tensor], bands: Tensor, at: Tensor) -> ClassModel:
     """From float64 sums over the records of all clients, each with noise of public variance in every number:
 
-    "sum" (C, p) and "count" (C,) of a class, "variance" (1,) of both sums' numbers; "moments" (q, q), symmetric, of all
-    records' numbers ``at``, and "moments_variance" (1,), of its diagonal; half of that off the diagonal. bands: (p,)
-    groups of numbers that are about as large, in which signal is told from noise.
+    "sum" (C, p) and "count" (C,) of a class, "variance" (1,) of both sums' numbers; "moments" (1, q, q), symmetric, of all
+    records' numbers ``at``, or (C, q, q) of each class's, and "moments_variance" (1,), of its diagonal; half of that off the
+    diagonal. bands: (p,) groups of numbers that are about as large, in which signal is told from noise.
     """
     count = sums["count"].clamp_min(MIN_CLASS_COUNT)
     noise = sums["variance"] / count.square()
@@ -170,14 +173,31 @@ def estimate_class_model(sums: Mapping[str, Tensor], bands: Tensor, at: Tensor) 
     means = _shrink_to_signal(centre, sums["variance"] * len(count) / count.sum() ** 2, bands)
     means = means + _shrink_to_signal(apart, noise.mean(), bands)
     known = means[:, at]
-    within = sums["moments"] / count.sum() - known.T @ (known * (count / count.sum())[:, None])
+    moments = sums["moments"]
+    within = moments.sum(0) / count.sum() - known.T @ (known * (count / count.sum())[:, None])
     values, vectors = torch.linalg.eigh(within)
-    edge = (2 * len(at) * sums["moments_variance"]).sqrt() / count.sum()  # noise's largest eigenvalue, about
+    edge = (
+        2 * len(at) * len(moments) * sums["moments_variance"]
+    ).sqrt() / count.sum()  # noise's largest eigenvalue, about
     real = values > edge * (1 + len(at) ** (-2 / 3))  # ... which varies by a share of that order (Tracy and Widom 1994)
     clean = values[real] - edge**2 / (4 * values[real])  # noise lifts an eigenvalue v to v + (edge / 2)^2 / v
     found = (vectors[:, real] * clean.clamp_min(0).sqrt()).T
     left = _average_by_band((within - found.T @ found).diag(), bands[at])  # what no direction that stands out explains
-    return ClassModel(means.float(), torch.cat([found, left.clamp_min(0).sqrt().diag()]).float(), at)
+    spread = torch.cat([found, left.clamp_min(0).sqrt().diag()])
+    if len(moments) > 1:
+        own = moments / count[:, None, None] - known[:, :, None] * known[:, None]
+        edges = (2 * len(at) * sums["moments_variance"]).sqrt() / count
+        spread = torch.stack([_class_spread(spread.T @ spread, one, limit) for one, limit in zip(own, edges)])
+    return ClassModel(means.float(), spread.float(), at)
+
+
+def _class_spread(shared: Tensor, own: Tensor, edge: Tensor) -> Tensor:
+    """A root (q, q) of the covariance (q, q) of all classes, and of what a class's ``own`` differs by beyond noise of norm
+    ``edge``."""
+    values, vectors = torch.linalg.eigh(own - shared)
+    values = torch.where(values.abs() > edge, values, 0.0)
+    values, vectors = torch.linalg.eigh(shared + (vectors * values) @ vectors.T)
+    return (vectors * values.clamp_min(0).sqrt()).T
 
 
 def _shrink_to_signal(rows: Tensor, noise: Tensor, bands: Tensor) -> Tensor:
@@ -271,7 +291,6 @@ def _push_part(x: Tensor, y: Tensor, score: Embed, steps: int, rate: float, gene
 SCALES = (14, 7, 4, 2)  # pixels between two knots of a texture
 BLENDED = 0.25  # the largest share of a second drawing in an image before it is pushed
 FAINT = 0.3  # the strongest texture on an image before it is pushed
-CLEAN = 0.4  # of the released images: without a texture
 STEEP = 12.0  # of the edge of a silhouette: how fast it falls off along the drawing's brightness
 Score = Callable[[Tensor], Tensor]  # images (b, c, h, w) -> logits (b, C)
 Fit = Callable[[Tensor, Tensor], Tensor]  # images (b, c, h, w) and their classes (b,) -> images
@@ -284,7 +303,9 @@ class GuidanceSettings:
     released by ``fitting`` first, and are mixed both as they then are and pushed; mixing: at most this share of a second image;
     moves: the largest shift, shear and change of scale, as a share of the image; temperature: the head's
     logits are multiplied by it before they become labels; texture: of noise of several scales that is
-    laid over most images, so that the head labels what no class looks like as well.
+    laid over all but a share ``clean`` of the images, so that the head labels what no class looks like as well;
+    silhouettes: half of what images are mixed from keep their bright part alone before they are pushed, and half get a
+    faint texture (``vary_drawings``).
     """
 
     images: int = 4000
@@ -297,12 +318,14 @@ class GuidanceSettings:
     moves: float = 0.08
     temperature: float = 0.75
     texture: float = 0.6
+    clean: float = 0.4
+    silhouettes: bool = True
 
     def __post_init__(self) -> None:
         check_counts(self, "images", "drawn", under="guiding.")
         check_counts(self, "fitted", "steps", least=0, under="guiding.")
         check_positive(self, "temperature", under="guiding.")
-        for name in ("rate", "mixing", "moves", "texture"):
+        for name in ("rate", "mixing", "moves", "texture", "clean"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"guiding.{name}={getattr(self, name)!r}: a share in [0, 1] is needed")
 
@@ -327,7 +350,7 @@ def build_guided_set(
     def draw_start_images(count: int, keys: Keys) -> tuple[Tensor, Tensor]:
         y = torch.arange(count) % len(model.means)
         drawn = looks.to_images(model.draw_records(y, keys.fold("draw").torch()), shape)
-        return vary_drawings(drawn, guiding, keys.fold("start")), y
+        return vary_drawings(drawn, guiding, keys.fold("start")) if guiding.silhouettes else drawn, y
 
     start, y = draw_start_images(guiding.drawn, keys)
     pool = push_images(start, y, scale_logits, guiding.steps, guiding.rate, keys.fold("push"))
@@ -337,7 +360,7 @@ def build_guided_set(
         pushed = push_images(known, y, scale_logits, guiding.steps, guiding.rate, keys.fold("push fit"))
         pool = torch.cat([pool, known, pushed])
     x = mix_and_move(pool, guiding.images, guiding.mixing, guiding.moves, keys.fold("vary").torch())
-    clean = int(CLEAN * len(x))  # which are in no order
+    clean = int(guiding.clean * len(x))  # which are in no order
     x = torch.cat([x[:clean], add_texture(x[clean:], guiding.texture, keys.fold("texture").torch())])
     return x, torch.softmax(embed_images(scale_logits, x), 1)
 

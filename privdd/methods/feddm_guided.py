@@ -34,6 +34,7 @@ from privdd.methods.dp_head import COUNTED as HEAD_COUNTED
 from privdd.methods.dp_head import DPHead
 from privdd.models import ModelSpec, build_skeleton, initial
 from privdd.privacy.batch_invariance import compute_rows
+from privdd.privacy.clipping import FactoredRows, OuterProducts, Part, scale_records
 from privdd.privacy.mechanism import Mechanism
 from privdd.training.server import ServerTraining, train_on_soft_labels
 from privdd.training.sgd import predict_images
@@ -45,7 +46,8 @@ COUNTED = 0.3  # of a record's length, how much counts it
 @dataclass(frozen=True, kw_only=True)
 class FedDMGuided(DPHead):
     """model: the network that is trained on the images (no batch norm); looks: the public map in which classes are
-    modelled and images drawn; varied: the coarser one in which records differ within a class; reach: looks longer than
+    modelled and images drawn; varied: the coarser one in which records differ within a class; by_class: second moments of
+    each class, which hold more about it and more noise, instead of all records' together; reach: looks longer than
     this are shortened; read_rounds, varied_rounds: the first rounds, in which class sums and second moments are released
     beside the head's gradients; clip_norm: of the released gradients, in which a record is counted as well (None: they
     are not clipped); guiding: how images are drawn, fitted and labelled; server: the network's training.
@@ -58,6 +60,7 @@ class FedDMGuided(DPHead):
     server: ServerTraining
     read_rounds: int = 1
     varied_rounds: int = 1
+    by_class: bool = False
     reach: float = 0.4
     clip_norm: float | None = None
 
@@ -122,12 +125,15 @@ class FedDMGuided(DPHead):
         return {"sum": total[:, :-1], "count": total[:, -1] / COUNTED, "variance": torch.tensor([made[0][1]])}
 
     def _release_moments(self, records: Records, ctx: ClientContext) -> State:
-        """The upper triangle of the sum of a a' over what records add, off the diagonal times sqrt(2): as long as it."""
+        """The sum of a a' over what records add, of all (1, q, q) or of each class (C, q, q): as long as a is, squared."""
         added = _alone(self._look_contributions, records.x)[:, self.varied.positions_in(self.looks, ctx.problem.shape)]
-        down, right = torch.triu_indices(added.shape[1], added.shape[1])
-        rows = added[:, down] * added[:, right] * torch.where(down == right, 1.0, math.sqrt(2))
-        total, variance = _release_sum(MOMENTS, rows, ctx)
-        return {"moments": total, "moments_variance": torch.tensor([variance])}
+        cells = [(f"label:{label}", added[records.y == label]) for label in ctx.problem.class_list]
+        made = [
+            _release_sum(MOMENTS, OuterProducts(rows, rows), ctx, cell)
+            for cell, rows in (cells if self.by_class else [(None, added)])
+        ]
+        total = torch.stack([moments for moments, _ in made])
+        return {"moments": (total + total.mT) / 2, "moments_variance": torch.tensor([made[0][1]])}
 
     def _look_contributions(self, x: Tensor) -> Tensor:
         """The contributions of records (n, c, h, w) to a sum: their looks over their norm, or over ``reach`` if that is larger."""
@@ -181,12 +187,9 @@ class FedDMGuided(DPHead):
         """How the records of each class look, by the mean of all reads."""
         at, unit = self.varied.positions_in(self.looks, shape), self.reach / math.sqrt(1 - COUNTED**2)
         sums, twice = unpack("sums", server), self.varied_rounds
-        square = sums["moments"].new_zeros(len(at), len(at))
-        down, right = torch.triu_indices(len(at), len(at))
-        square[down, right] = sums["moments"] / torch.where(down == right, 1.0, math.sqrt(2)).to(square) / twice
         given = {"sum": sums["sum"] * unit / self.read_rounds, "count": sums["count"] / self.read_rounds,
                  "variance": sums["variance"] * (unit / self.read_rounds) ** 2,
-                 "moments": (square + square.triu(1).T) * self.reach**2,
+                 "moments": sums["moments"] * self.reach**2 / twice,
                  "moments_variance": sums["moments_variance"] * (self.reach**2 / twice) ** 2}  # fmt: skip
         return estimate_class_model(given, self.looks.frequency_bands(shape), at)
 
@@ -214,10 +217,11 @@ def _alone(look: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     return compute_rows(lambda _, part: {"": look(part)}, {}, x)[""]
 
 
-def _release_sum(name: str, rows: Tensor, ctx: ClientContext, cell: str | None = None) -> tuple[Tensor, float]:
-    """(the sum of the rows (n, d), each at most 1 long; the variance of the noise in it): noised where that is set."""
+def _release_sum(name: str, rows: Part, ctx: ClientContext, cell: str | None = None) -> tuple[Tensor, float]:
+    """(the sum of the rows (n, ...), each at most 1 long; the variance of the noise in it): noised where that is set."""
     if not ctx.protected(name):
-        return rows.sum(0), 0.0
+        return (rows.sum(0) if isinstance(rows, Tensor) else rows.left.T @ rows.right), 0.0
     mechanism = ctx.mechanisms[name]
     clip, std = float(mechanism.clip_norm), float(mechanism.noise_std)  # type: ignore[attr-defined]
-    return ctx.mechanism(name, {"sum": clip * rows}, partition=cell)["sum"] / clip, (std / clip) ** 2
+    scaled = scale_records(FactoredRows({"sum": rows}), torch.full(rows.shape[:1], clip))
+    return ctx.mechanism(name, scaled, partition=cell)["sum"] / clip, (std / clip) ** 2

@@ -1,4 +1,4 @@
-"""feddm_guided_dp: three reads, one budget; the data set is post-processing; images, soft labels, a network on them."""
+"""FedDMGuided: three reads, one budget; the data set is post-processing; images, soft labels, a network on them."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ from privdd.distillation.image_fitting import (
 from privdd.distillation.public_features import head_gradients
 from privdd.federated.channel import OutputLog
 from privdd.methods.feddm_guided import FedDMGuided
-from tests.federations import finished, needs_weights, tiny
+from tests.federations import finished, tiny
 
 torch.set_num_threads(1)
 ALL = ("privacy.sampling_probability=1",)
+GUIDED = ("feddm_guided_scattering", "algo.rows.width=60", "algo.rows.drawings=100", "algo.guiding.drawn=20", "algo.guiding.fitted=10")
 SMALL = GuidanceSettings(images=30, drawn=6, steps=2)
 
 
-@needs_weights
 def test_one_record_moves_each_read_by_its_clip_norm_and_no_more() -> None:
-    experiment = tiny("feddm_guided_dp", *ALL)
+    experiment = tiny(*GUIDED, *ALL)
     plan, shard, found = experiment.plan, experiment.shards[0], {}
     broadcast = plan.method.broadcast(plan.method.init(plan.problem, plan.keys))
     for x in (torch.ones(shard.shape), torch.zeros(shard.shape), -1e4 * torch.ones(shard.shape)):
@@ -56,9 +56,8 @@ def test_one_record_moves_each_read_by_its_clip_norm_and_no_more() -> None:
         assert 0.95 < max(changes) <= 1 + 1e-4
 
 
-@needs_weights
 def test_all_reads_are_paid_from_the_budget_that_was_asked_for() -> None:
-    experiment = tiny("feddm_guided_dp", *ALL, "privacy.epsilon=3", "algo.rounds=3", "algo.read_rounds=2", "algo.varied_rounds=1")
+    experiment = tiny(*GUIDED, *ALL, "privacy.epsilon=3", "algo.rounds=3", "algo.read_rounds=2", "algo.varied_rounds=1")
     progress = finished(experiment)
     counts = {(r.round, r.name): r.count for r in progress.ledger.releases
               if r.is_protected and r.client == 0 and r.partition in (None, "label:0")}  # fmt: skip
@@ -67,9 +66,8 @@ def test_all_reads_are_paid_from_the_budget_that_was_asked_for() -> None:
     assert 2.9 < progress.ledger.epsilon() <= 3.0 + 1e-6
 
 
-@needs_weights
 def test_a_data_set_and_a_network_are_published_after_the_last_round_only() -> None:
-    experiment = tiny("feddm_guided_dp", *ALL)
+    experiment = tiny(*GUIDED, *ALL)
     method = experiment.plan.method
     assert isinstance(method, FedDMGuided)
     before = method.broadcast(method.init(experiment.plan.problem, experiment.plan.keys))
@@ -82,9 +80,8 @@ def test_a_data_set_and_a_network_are_published_after_the_last_round_only() -> N
     assert torch.equal(sent["labels"]["y"], soft.argmax(1))
 
 
-@needs_weights
 def test_images_are_fitted_to_all_gradients_that_were_released() -> None:
-    experiment = tiny("feddm_guided_dp", *ALL)
+    experiment = tiny(*GUIDED, *ALL)
     method, server = experiment.plan.method, finished(experiment).server
     assert isinstance(method, FedDMGuided)
     weights, gradients = server["path/weights"], server["path/gradients"]
@@ -97,11 +94,10 @@ def test_images_are_fitted_to_all_gradients_that_were_released() -> None:
     assert torch.equal(again[0], again[1]) and not torch.allclose(again[0], again[2], atol=0.05)
 
 
-@needs_weights
 def test_the_network_learns_from_the_data_set_alone() -> None:
     """Chance is 0.1."""
     experiment = tiny(
-        "feddm_guided_dp", *ALL, "privacy.noise_multiplier=0.1", "algo.rounds=10", "algo.rows.width=100",
+        *GUIDED, *ALL, "privacy.noise_multiplier=0.1", "algo.rounds=10", "algo.rows.width=100",
         "algo.guiding.images=600", "algo.server.epochs=30",
     )  # fmt: skip
     progress, test = finished(experiment), experiment.test_records
@@ -126,7 +122,7 @@ def sums_of(x: torch.Tensor, y: torch.Tensor, std: float) -> dict[str, torch.Ten
     member = F.one_hot(y).double().T
     return {
         "sum": member @ x + std * torch.randn(3, x.shape[1], generator=generator, dtype=torch.float64), "count": member.sum(1),
-        "variance": torch.tensor([std**2]), "moments": x.T @ x + noise.diag().diag() + half + half.T,
+        "variance": torch.tensor([std**2]), "moments": (x.T @ x + noise.diag().diag() + half + half.T)[None],
         "moments_variance": torch.tensor([std**2]),
     }  # fmt: skip
 
@@ -154,6 +150,43 @@ def test_noise_is_told_from_signal() -> None:
     nothing = estimate_class_model(sums_of(0 * x, y, 60.0), torch.zeros(8, dtype=torch.long), torch.arange(8))
     assert len(nothing.spread) == 8 and float(nothing.means.norm()) < float(raw.norm()) / 10
     assert float(nothing.spread.square().sum()) < 0.1  # of 60 / 3,000 in each number, averaged
+
+
+def class_sums_of(x: torch.Tensor, y: torch.Tensor, std: float) -> dict[str, torch.Tensor]:
+    """``sums_of``, with second moments of each class."""
+    by_class = [sums_of(x[y == c], 0 * y[y == c], std)["moments"] for c in range(3)]
+    return {**sums_of(x, y, std), "moments": torch.cat(by_class)}
+
+
+def spread_data(n: int = 6000) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(looks (n, 8), labels, the covariance (3, 8, 8) of each class): the classes differ in one direction each."""
+    generator, y = torch.Generator().manual_seed(0), torch.arange(n) % 3
+    roots = torch.stack([torch.diag(torch.tensor([0.2] * 8) + 0.8 * F.one_hot(torch.tensor(c), 8)) for c in range(3)])
+    x = torch.einsum("nq,nqr->nr", torch.randn(n, 8, generator=generator), roots[y])
+    return x, y, roots.mT @ roots
+
+
+def test_each_class_spreads_as_its_records_do() -> None:
+    x, y, truth = spread_data()
+    model = estimate_class_model(class_sums_of(x, y, 0.0), torch.zeros(8, dtype=torch.long), torch.arange(8))
+    assert torch.allclose(model.spread.mT @ model.spread, truth, atol=0.06)
+    labels = torch.arange(30000) % 3
+    drawn = model.draw_records(labels, torch.Generator().manual_seed(2))
+    for c in range(3):
+        assert torch.allclose(torch.cov(drawn[labels == c].T), truth[c], atol=0.08)
+
+
+def test_a_class_differs_from_all_by_what_noise_does_not_hide_and_by_nothing_more() -> None:
+    x, y, truth = spread_data()
+    bands, at = torch.zeros(8, dtype=torch.long), torch.arange(8)
+    shared = estimate_class_model(sums_of(x, y, 0.0), bands, at).spread
+    for std, own in ((40.0, True), (4000.0, False)):
+        model = estimate_class_model(class_sums_of(x, y, std), bands, at)
+        found = model.spread.mT @ model.spread
+        apart = (found - found.mean(0)).norm()
+        assert (float(apart) > 0.5) == own, std
+    near = estimate_class_model(class_sums_of(x, y, 40.0), bands, at).spread
+    assert float((near.mT @ near - truth).norm()) < 0.5 * float((shared.T @ shared - truth).norm())
 
 
 def test_what_stands_out_nowhere_is_spread_evenly_within_a_band() -> None:
@@ -271,6 +304,15 @@ def test_fitted_images_join_those_that_are_mixed() -> None:
     assert 0.85 < float((x.amax((1, 2, 3)) == 0).float().mean()) < 1  # 18 of 19: as they were fitted, and pushed
 
 
+def test_a_share_of_the_images_has_no_texture_and_drawings_may_stay_as_they_are() -> None:
+    model = ClassModel(torch.rand(3, 64), torch.zeros(0, 64), torch.arange(64))
+    looks = CoarsePixels(8)
+    plain = replace(SMALL, drawn=3, steps=0, mixing=0.0, moves=0.0, clean=0.5, silhouettes=False)
+    x, _ = build_guided_set(model, looks, lambda x: x.flatten(1)[:, :3], (1, 8, 8), plain, Keys(3))
+    apart = (x[:, None] - looks.to_images(model.means, (1, 8, 8))).abs().amax((2, 3, 4)).amin(1)
+    assert float(apart[:15].max()) < 1e-4 and float(apart[15:].min()) > 1e-3
+
+
 def test_silhouettes_are_dark_outside_of_what_is_bright() -> None:
     images = torch.zeros(200, 1, 8, 8)
     images[..., 2:6, 2:6] = 1.0
@@ -291,26 +333,24 @@ def test_textures_are_as_strong_as_they_may_be_and_none_where_there_are_to_be_no
 
 
 @pytest.mark.parametrize(
-    ("key", "value"), [("images", 0), ("drawn", 0), ("fitted", -1), ("steps", -1), ("rate", 2.0), ("temperature", 0.0), ("mixing", 2.0), ("moves", -1.0), ("texture", -0.1)]
+    ("key", "value"), [("images", 0), ("drawn", 0), ("fitted", -1), ("steps", -1), ("rate", 2.0), ("temperature", 0.0), ("mixing", 2.0), ("moves", -1.0), ("texture", -0.1), ("clean", 1.5)]
 )
 def test_settings_without_a_meaning_are_refused(key: str, value: float) -> None:
     with pytest.raises(ValueError, match=f"guiding.{key}="):
         replace(SMALL, **{key: value})
 
 
-@needs_weights
 @pytest.mark.parametrize(("override", "named"), [
     ("algo.read_rounds=0", "read_rounds=0"), ("algo.varied_rounds=9", "varied_rounds=9: at least 1, and at most read_rounds=2"),
-    ("algo.varied.side=13", "varied.side=13"), ("algo.reach=0", "reach=0"), ("algo.clip_norm=0", "clip_norm=0"),
+    ("algo.varied.side=21", "varied.side=21"), ("algo.reach=0", "reach=0"), ("algo.clip_norm=0", "clip_norm=0"),
     ("model.norm=batch", "model.norm=batch"),
 ])  # fmt: skip
 def test_what_has_no_meaning_or_no_guarantee_is_refused(override: str, named: str) -> None:
     with pytest.raises(ValueError, match=named):
-        tiny("feddm_guided_dp", override)
+        tiny(*GUIDED, override)
 
 
-@needs_weights
 def test_fewer_drawings_than_classes_are_refused() -> None:
     with pytest.raises(ValueError, match=r"^algo\.guiding\.drawn=9: at least 10, one for each class of the data$"):
-        tiny("feddm_guided_dp", "algo.guiding.drawn=9")
-    assert tiny("feddm_guided_dp", "algo.guiding.drawn=10")
+        tiny(*GUIDED, "algo.guiding.drawn=9")
+    assert tiny(*GUIDED, "algo.guiding.drawn=10")
