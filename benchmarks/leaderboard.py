@@ -50,8 +50,8 @@ METHODS: Mapping[str, tuple[str, ...]] = {
         "algo.server.epochs=5", "algo.server.batch_size=64",
     ),
     "feddm_guided_scattering": (
-        "algo=feddm_guided_scattering", "algo.rounds=60", "algo.read_rounds=10", "algo.varied_rounds=10", "algo.guiding.images=100000",
-        "algo.guiding.drawn=2000", "algo.guiding.steps=12", "algo.server.epochs=3", "algo.server.batch_size=128", "algo.server.lr=0.07",
+        "algo=feddm_guided_scattering", "algo.rounds=60", "algo.read_rounds=10", "algo.varied_rounds=10", "algo.guiding.images=200000",
+        "algo.guiding.drawn=4000", "algo.guiding.steps=12", "algo.server.epochs=2", "algo.server.batch_size=128", "algo.server.lr=0.07",
         "model.width=32",
     ),
     "feddm_dp": ("algo=feddm_dp", "algo.rounds=4", "algo.reads=2", "privacy.clip_norm=5"),

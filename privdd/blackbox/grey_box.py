@@ -20,11 +20,9 @@ import numpy as np
 from scipy import stats
 
 from attacks.epsilon import clopper_pearson
-from privdd.blackbox.claim import TINY
-from privdd.blackbox.conditions import check_nonfinite_inputs
-from privdd.blackbox.examination import Examination
+from privdd.blackbox.examination import Examination, check_nonfinite_inputs
 from privdd.blackbox.inputs import NeighbouringInputs
-from privdd.blackbox.mechanism import Data, InputRefused, PairSample, Transcripts
+from privdd.blackbox.mechanism import TINY, Data, InputRefused, PairSample, Transcripts
 from privdd.blackbox.noise_laws import exact_shift_bound, fit_scale, follows_law
 from privdd.blackbox.replays import FEW, FrozenSources, PairedReplays
 from privdd.blackbox.verdict import SingleTestResult

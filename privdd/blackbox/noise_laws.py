@@ -12,9 +12,8 @@ from scipy.special import betainc, log_ndtr, ndtr
 
 from attacks.epsilon import gaussian_epsilon
 from attacks.statistics import lower_limit
-from privdd.blackbox.claim import TINY
 from privdd.blackbox.distinguishers import NoiseMetric, shift_directions
-from privdd.blackbox.mechanism import BoundLevel, PairSample, Sides, Transcripts, transcript_totals
+from privdd.blackbox.mechanism import TINY, BoundLevel, PairSample, Sides, Transcripts, transcript_totals
 
 NOT_REJECTED = 1e-4  # p-value above which a law is taken for the noise's
 POOL = 40_000

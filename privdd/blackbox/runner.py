@@ -11,11 +11,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
 
-from privdd.blackbox.claim import CheckedClaim, Inputs, Kind, Law, Neighbours, Sampling
 from privdd.blackbox.examination import STAGES, Examination
 from privdd.blackbox.grey_box import RECORD_STAGES, GreyBox
 from privdd.blackbox.inputs import InputShapes
-from privdd.blackbox.mechanism import BlackBox, CallBudget, run_in_child
+from privdd.blackbox.mechanism import (
+    BlackBox,
+    CallBudget,
+    CheckedClaim,
+    Inputs,
+    Kind,
+    Law,
+    Neighbours,
+    Sampling,
+    run_in_child,
+)
 from privdd.blackbox.target import arguments_of_target, guess_kind, load_target, make_target, target_name, target_place
 from privdd.blackbox.verdict import BREAKS, Checked, SingleTestResult, conclude_check, describe_case, write_check_page
 from privdd.core.validation import (

@@ -16,7 +16,6 @@ from scipy import stats
 from attacks.statistics import lower_limit, upper_limit
 from privdd.blackbox import identification_games as games
 from privdd.blackbox import noise_laws
-from privdd.blackbox.claim import CheckedClaim
 from privdd.blackbox.inputs import (
     CLIENTS,
     RECORDS,
@@ -35,6 +34,7 @@ from privdd.blackbox.mechanism import (
     BlackBox,
     BoundLevel,
     CallBudget,
+    CheckedClaim,
     Data,
     ErrorShares,
     InputRefused,

@@ -14,8 +14,7 @@ import numpy as np
 from pydantic import TypeAdapter
 
 from privdd.blackbox import counterexample
-from privdd.blackbox.claim import CheckedClaim
-from privdd.blackbox.mechanism import Data
+from privdd.blackbox.mechanism import CheckedClaim, Data
 from privdd.reporting.policy import LimitResult, Outcome, Policy
 from privdd.runtime.files import DamagedRun, read_json, to_plain_json, write_bytes, write_json
 

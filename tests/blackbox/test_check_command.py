@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from privdd.auditing.method_contract import BrokenContract
-from privdd.blackbox.claim import CheckedClaim
-from privdd.blackbox.conditions import (
+from privdd.blackbox.examination import (
     check_declared_batches,
     check_declared_noise,
     check_low_bits,
@@ -19,7 +18,7 @@ from privdd.blackbox.conditions import (
 )
 from privdd.blackbox.identification_games import find_noiseless_number
 from privdd.blackbox.inputs import InputShapes, screen_pairs
-from privdd.blackbox.mechanism import BlackBox, BoundLevel, CallBudget
+from privdd.blackbox.mechanism import BlackBox, BoundLevel, CallBudget, CheckedClaim
 from privdd.blackbox.runner import CHECK, check_request
 from privdd.blackbox.target import guess_kind, load_target, make_plugin, make_target
 from privdd.blackbox.verdict import KEEPS, Checked, SingleTestResult

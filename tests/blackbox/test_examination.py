@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 
 from privdd.blackbox import examination, identification_games, mechanism, stages
-from privdd.blackbox.claim import CheckedClaim, gaussian_mu
 from privdd.blackbox.distinguishers import shift_directions
 from privdd.blackbox.examination import Examination, _best_by_size
 from privdd.blackbox.identification_games import GameSetting, direction_games
 from privdd.blackbox.inputs import InputShapes, RankedPair, _best_pairs, accepted_inputs, neighbouring_pairs
-from privdd.blackbox.mechanism import BlackBox, BoundLevel, CallBudget, Transcripts
+from privdd.blackbox.mechanism import BlackBox, BoundLevel, CallBudget, CheckedClaim, Transcripts, gaussian_mu
 from privdd.blackbox.stages import ExaminationState, IdentificationStages
 from privdd.blackbox.verdict import ExaminationResult, SingleTestResult, conclude_check
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from privdd import gate
-from privdd.blackbox.claim import CheckedClaim
+from privdd.blackbox.mechanism import CheckedClaim
 from privdd.blackbox.verdict import (
     SPENT,
     Checked,

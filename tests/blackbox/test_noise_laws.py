@@ -11,9 +11,8 @@ from scipy.optimize import brentq
 from scipy.special import log_ndtr, ndtr
 from scipy.stats import norm
 
-from privdd.blackbox.claim import CheckedClaim
 from privdd.blackbox.inputs import InputShapes, is_quiet, neighbouring_pairs
-from privdd.blackbox.mechanism import BlackBox, BoundLevel, CallBudget, PairSample, Transcripts
+from privdd.blackbox.mechanism import BlackBox, BoundLevel, CallBudget, CheckedClaim, PairSample, Transcripts
 from privdd.blackbox.noise_laws import (
     NoiseFrame,
     _event_chance,

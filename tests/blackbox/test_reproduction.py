@@ -13,7 +13,7 @@ from scipy import stats
 
 from attacks.epsilon import gaussian_epsilon
 from privdd.blackbox import counterexample
-from privdd.blackbox.claim import CheckedClaim
+from privdd.blackbox.mechanism import CheckedClaim
 from privdd.blackbox.runner import check
 from privdd.blackbox.target import load_target, target_place
 from privdd.blackbox.verdict import ExaminationResult, conclude_check, describe_case, write_reproduction

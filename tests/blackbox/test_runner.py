@@ -13,9 +13,8 @@ import numpy as np
 import pytest
 
 from privdd.api import assert_private, check
-from privdd.blackbox.claim import CheckedClaim, gaussian_mu
 from privdd.blackbox.inputs import InputShapes
-from privdd.blackbox.mechanism import ChildStopped, run_in_child
+from privdd.blackbox.mechanism import CheckedClaim, ChildStopped, gaussian_mu, run_in_child
 from privdd.blackbox.runner import WALL, stage_count
 from privdd.blackbox.verdict import (
     TONES,

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from privdd.blackbox.claim import gaussian_mu
-from privdd.blackbox.mechanism import BoundLevel, Transcripts
+from privdd.blackbox.mechanism import BoundLevel, Transcripts, gaussian_mu
 from privdd.blackbox.stages import TailResiduals, ends_early, noise_end_epsilon, tail_residuals
 
 DELTA, NUMBERS = 1e-5, 20

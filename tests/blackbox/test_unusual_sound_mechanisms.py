@@ -10,12 +10,11 @@ import numpy as np
 import pytest
 
 from privdd.api import check
-from privdd.blackbox.claim import CheckedClaim
-from privdd.blackbox.conditions import check_declared_noise, check_failures
 from privdd.blackbox.distinguishers import learn_statistics
+from privdd.blackbox.examination import check_declared_noise, check_failures
 from privdd.blackbox.identification_games import GameSetting, bound_series, direction_games
 from privdd.blackbox.inputs import InputShapes, neighbouring_pairs
-from privdd.blackbox.mechanism import BlackBox, BoundLevel, CallBudget, Transcripts
+from privdd.blackbox.mechanism import BlackBox, BoundLevel, CallBudget, CheckedClaim, Transcripts
 from privdd.blackbox.noise_laws import law_of_calls
 from privdd.blackbox.stages import OTHER, is_law_confirmed
 from privdd.blackbox.verdict import Checked

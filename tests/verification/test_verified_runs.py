@@ -10,10 +10,9 @@ import pytest
 import torch
 
 from privdd.runtime.run_folder import read_tensors, seal_folder, write_tensors
-from privdd.verification import run_folder, verified_runs
+from privdd.verification import run_folder
 from privdd.verification.file_checks import Unverified
-from privdd.verification.run_folder import load_run
-from privdd.verification.verified_runs import find_note, load_runs
+from privdd.verification.run_folder import find_note, load_run, load_runs
 from tests.conftest import SmallAudit
 
 
@@ -37,7 +36,7 @@ def test_a_run_is_checked_once_and_read_the_same(runs: list[Path], monkeypatch: 
     first = load_runs(runs, load_run)
     again = load_runs(runs, load_run)
     assert seen == ["fedavg", "fedavg_seed1"] and first == again
-    shutil.rmtree(verified_runs._notes_folder())
+    shutil.rmtree(run_folder._notes_folder())
     assert load_runs(runs, load_run) == first and len(seen) == 4
 
 
@@ -63,7 +62,7 @@ def test_an_unlisted_file_of_evidence_has_its_part_in_the_note(runs: list[Path])
 
 def test_other_code_has_other_notes_and_an_unsealed_run_none(runs: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     before = find_note(runs[0])
-    monkeypatch.setattr(verified_runs, "_code_digest", lambda: "other")
+    monkeypatch.setattr(run_folder, "_code_digest", lambda: "other")
     assert find_note(runs[0]) not in (None, before)
     (runs[0] / "manifest.json").unlink()
     assert find_note(runs[0]) is None and find_note(runs[0] / "nowhere") is None
@@ -71,8 +70,8 @@ def test_other_code_has_other_notes_and_an_unsealed_run_none(runs: list[Path], m
 
 def test_many_runs_go_to_workers_with_the_same_result(runs: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     here = load_runs(runs, load_run)
-    shutil.rmtree(verified_runs._notes_folder())
-    monkeypatch.setattr(verified_runs, "MANY_RUNS", 2)
-    monkeypatch.setattr(verified_runs, "usable_cores", lambda: 2)
+    shutil.rmtree(run_folder._notes_folder())
+    monkeypatch.setattr(run_folder, "MANY_RUNS", 2)
+    monkeypatch.setattr(run_folder, "usable_cores", lambda: 2)
     seen = checked(monkeypatch)
     assert load_runs(runs, load_run) == here and seen == []  # in this process
