@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -15,7 +16,13 @@ from attacks.types import Surface
 from privdd.core.rng import Keys
 from privdd.core.types import Problem, Records, State
 from privdd.distillation import feature_split
-from privdd.distillation.feature_split import FeatureSplit, SplitLoss, draw_record_noise, train_split_privately
+from privdd.distillation.feature_split import (
+    FeatureSplit,
+    SplitLoss,
+    draw_record_noise,
+    laplace_from_normal,
+    train_split_privately,
+)
 from privdd.federated.channel import ClientContext
 from privdd.models import ModelSpec, build, initial
 from privdd.privacy.clipping import clipped_sum
@@ -43,6 +50,20 @@ def everyone() -> Records:
     stream = Keys(5).torch()
     x = torch.rand(COUNT, *SHAPE, generator=stream, dtype=torch.float64)
     return Records(x, torch.randint(10, (COUNT,), generator=stream), 1000 + 7 * torch.arange(COUNT))
+
+
+def test_noise_of_the_joint_loss_has_the_law_that_is_asked_for() -> None:
+    """Laplace copies are the normal draws carried over to that law; normal ones are taken as they are."""
+    records, normal, laplace = everyone(), LOSS, replace(LOSS, distribution="laplace")
+    stream = Keys(2).torch()
+    noise = {"latent": torch.zeros(COUNT, 8, dtype=torch.float64)}
+    noise |= {f"copy_{i}": torch.randn(records.x.shape, generator=stream, dtype=torch.float64) for i in range(2)}
+    carried = {name: laplace_from_normal(z) if name != "latent" else z for name, z in noise.items()}
+    value = {kind: float(model()(records.x, records.y, noise, kind)) for kind in (normal, laplace)}
+    assert value[laplace] == pytest.approx(float(model()(records.x, records.y, carried, normal)), rel=1e-12)
+    assert abs(value[laplace] - value[normal]) > 1e-6
+    assert kstest(carried["copy_0"].flatten().numpy(), "laplace").pvalue > 1e-3
+    assert kstest(noise["copy_0"].flatten().numpy(), "laplace").pvalue < 1e-3
 
 
 def contributions(records: Records, q: float) -> list[dict[int, State]]:

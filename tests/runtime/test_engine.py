@@ -240,6 +240,8 @@ def test_a_cluster_that_the_user_started_meanwhile_is_left_alone(monkeypatch: py
     for workers in (1, 2):
         ours.connect_ray(None, workers)
     assert made == ["ours"] and ours._started_clusters == {"ours": 2}
+    ours.disconnect_ray()
+    assert not made and not ours._started_clusters, "a cluster that ended counts as running"
 
 
 def test_a_worker_that_keeps_memory_is_not_replaced(tmp_path: Path) -> None:

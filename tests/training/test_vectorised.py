@@ -60,6 +60,15 @@ def worlds() -> list[Shard]:
     return [whole.with_train(whole.train.take(at)) for at in drawn]
 
 
+def test_a_pass_of_one_client_is_that_client_alone() -> None:
+    """As the last pass of an odd number of replays is."""
+    method, (client, *_) = make(FedAvg), worlds()
+    sent, ctx = method.broadcast(method.init(Problem(client.shape, 10, 1), Keys(0))), context(make(FedAvg), client)
+    ((upload, _),) = method.local_batched(sent, [{}], [client], [ctx]) or ()
+    alone, _ = method.local(sent, {}, client, ctx)
+    assert all(torch.allclose(upload["update"].value[n], v, atol=1e-5) for n, v in alone["update"].value.items())
+
+
 @pytest.mark.parametrize(("kind", "model", "settings"), CASES)
 def test_every_upload_is_what_the_client_would_send_alone(kind: Any, model: ModelSpec, settings: dict) -> None:  # type: ignore[type-arg]
     """Two rounds, so that what a client remembers (a control variate, say) differs between worlds."""
