@@ -35,7 +35,7 @@ import torch
 
 from attacks.images import load_pretrained_trunk
 from benchmarks.accuracy import Curve, run, shown
-from benchmarks.leaderboard import METHODS
+from benchmarks.leaderboard import METHODS, OTHER, measure_on_the_images
 from benchmarks.machine import hardware
 from privdd.cli.build import build_experiment
 from privdd.cli.compose import put_overrides_first
@@ -43,12 +43,8 @@ from privdd.cli.overrides import check_overrides
 from privdd.core.rng import Keys
 from privdd.distillation.class_cells import draw_smooth_images
 from privdd.distillation.distribution_matching import build_embedder
-from privdd.federated.experiment import Experiment
-from privdd.federated.simulation import Progress
-from privdd.models import ModelSpec, initial
+from privdd.models import initial
 from privdd.models.build import build_skeleton
-from privdd.training.server import train_on_soft_labels
-from privdd.training.sgd import predict_logits
 
 COMMON = (
     "data=fashion_mnist", "preset=smoke", "data.limit=6000", "data.test_limit=2000", "partition.clients=3",
@@ -81,7 +77,7 @@ PUBLIC_LEVERS = {
     "smoothness 0.1": ("algo.fitting.smoothness=0.1",),
     "start from white noise": ("algo.start=noise",),
 }
-GUIDED, OTHER = METHODS["feddm_guided_dp"], ModelSpec("mlp", width=256)
+GUIDED = METHODS["feddm_guided_dp"]
 NAMES = {"dm": "feddm_dp", "public": "feddm_public_dp", "avg": "DP-FedAvg"}
 
 
@@ -112,16 +108,6 @@ def one(overrides: Sequence[str], epsilon: float, seed: int) -> tuple[Curve, flo
     return curve, progress.ledger.epsilon(), float(experiment.privacy.noise_multiplier)
 
 
-def on_the_images(experiment: Experiment, progress: Progress, spec: ModelSpec) -> float:
-    """Test accuracy of another network, trained on the released images and soft labels as the method trains its own."""
-    server, data, keys = progress.server, experiment.dataset, experiment.plan.keys.fold("other")
-    network = build_skeleton(spec, data.shape, data.classes)
-    start = initial(spec, data.shape, data.classes, keys.fold("start").torch())
-    training = experiment.plan.method.server  # type: ignore[attr-defined]
-    state = train_on_soft_labels(network, start, server["images/x"], server["labels/soft"], training, keys.fold("batch"))
-    return float((predict_logits(network, state, experiment.test_records.x).argmax(1) == experiment.test_records.y).float().mean())
-
-
 def guided(epsilons: Sequence[float], seeds: Sequence[int], overrides: Sequence[str]) -> None:
     """feddm_guided_dp: two networks that are trained on what it releases, and the head that labelled it."""
     print(f"{'epsilon':>8}  {'ConvNet':>15}  {OTHER.name:>15}  {'head':>15}   spent, CPU s a run")
@@ -132,7 +118,7 @@ def guided(epsilons: Sequence[float], seeds: Sequence[int], overrides: Sequence[
             test = experiment.test_records
             rows = experiment.plan.method.rows.embed_rows(test.x)  # type: ignore[attr-defined]
             head = float(((rows @ progress.server["model/head.weight"].T).argmax(1) == test.y).float().mean())
-            found.append((curve.accuracy[-1], on_the_images(experiment, progress, OTHER), head))
+            found.append((curve.accuracy[-1], measure_on_the_images(experiment, progress, OTHER), head))
             told = "/".join(f"{100 * value:.2f}" for value in found[-1])
             print(f"{epsilon:8g}  seed {seed}: {told}   {progress.ledger.epsilon():.3f}, {curve.seconds[-1]:.0f}", flush=True)
         print(f"{epsilon:8g}  " + "  ".join(f"{shown(values):>15}" for values in zip(*found)), flush=True)
