@@ -40,7 +40,7 @@ from privdd.auditing.dp_tests.statement import GuaranteeSubject
 from privdd.auditing.replay import MembershipGame
 from privdd.auditing.views import FinishedRun, blind_scores
 from privdd.core.rng import Keys
-from privdd.core.types import Records, Shard, Tensors
+from privdd.core.types import Records, Shard, Tensors, class_of_cell, name_class_cell
 from privdd.core.validation import BadConfig
 from privdd.federated.channel import POST_PROCESSING, device_of
 from privdd.federated.experiment import Experiment
@@ -142,7 +142,7 @@ def noised_sum_of_release(
     release less what ``base`` adds (p,), noise scale, chance to be sampled.) Raises ValueError where contributions are not
     one a record, ``base`` first.
     """
-    label = None if asked.partition is None else int(asked.partition.removeprefix("label:"))
+    label = class_of_cell(asked.partition)
     own = torch.ones(len(base), dtype=torch.bool) if label is None else (base.y == label).cpu()
     theirs = torch.ones(len(candidates), dtype=torch.bool) if label is None else (candidates.y == label).cpu()
     at = theirs.nonzero()[:, 0].numpy()
@@ -232,7 +232,7 @@ def _choose_spread(plan: Plan, shard: Shard, candidates: Records, count: int) ->
     for number, label in enumerate(labels):
         here = (candidates.y == label).nonzero()[:, 0]
         share = count // len(labels) + (number < count % len(labels))
-        effects = effects_by_cell.get(f"label:{label}")
+        effects = effects_by_cell.get(name_class_cell(label))
         if effects is None:
             effects = effects_by_cell[None][here.to(effects_by_cell[None].device)]
         picked.append(here[torch.as_tensor(select_independent(effects.cpu().numpy(), share))])
@@ -462,7 +462,7 @@ class _SumCollector:
     def __call__(self, asked: ObservedRelease) -> None:
         coins, place = asked.taken, self.place
         if coins is not None and asked.partition is not None and len(coins) != len(place):
-            place = place[self.labels == int(asked.partition.removeprefix("label:"))]
+            place = place[self.labels == class_of_cell(asked.partition)]
         if coins is not None and len(coins) != len(place):
             raise NotPerRecord(f"{asked.name}: {len(coins)} records sampled of {len(place)}")
         asked = replace(asked, taken=None if coins is None else coins[place])

@@ -116,6 +116,16 @@ class Problem:
             object.__setattr__(self, "class_list", tuple(range(self.classes)))
 
 
+def name_class_cell(label: int) -> str:
+    """The partition of a release that holds the records of one class, as ledgers and recorded noise name it."""
+    return f"label:{label}"
+
+
+def class_of_cell(partition: str | None) -> int | None:
+    """The class of such a partition; None where a release is not partitioned by class."""
+    return None if partition is None else int(partition.removeprefix("label:"))
+
+
 def pack(prefix: str, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """{"a": t} -> {"prefix/a": t}."""
     return {f"{prefix}/{name}": tensor for name, tensor in values.items()}

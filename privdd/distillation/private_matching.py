@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.func import vjp, vmap
 
 from privdd.core.loop_timing import timed_steps
-from privdd.core.types import Records, Shard
+from privdd.core.types import Records, Shard, name_class_cell
 from privdd.distillation.distribution_matching import (
     CHUNK,
     Embed,
@@ -79,7 +79,7 @@ def release_embeddings(
         sums = []
         for label, middle in zip(class_list, centre):
             own = {"embedding": rows[batch.y == label] - middle}
-            sums.append(ctx.mechanism(QUERY, own, partition=f"label:{label}")["embedding"])
+            sums.append(ctx.mechanism(QUERY, own, partition=name_class_cell(label))["embedding"])
         moves = torch.stack(sums).to(centre)
         if counts is not None:
             moves *= estimation_weights(counts, ctx.mechanisms[QUERY], centre.shape[1], len(maps)).to(centre)  # type: ignore[arg-type]
@@ -182,7 +182,7 @@ def release_gradients(
         means = mean_image_gradients(images, embed, drawn, real, real_chunk)
         rows = (mean.expand(max(len(x), 1), *mean.shape) for mean, x in zip(means, drawn))
     released = [
-        ctx.mechanism(GRADIENT_QUERY, {"gradient": gradients}, partition=f"label:{label}")["gradient"]
+        ctx.mechanism(GRADIENT_QUERY, {"gradient": gradients}, partition=name_class_cell(label))["gradient"]
         for label, gradients in zip(class_list, rows)
     ]
     return torch.stack(released).to(images)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from attacks.types import Surface
 from privdd.core.rng import Keys
-from privdd.core.types import Artifact, Received, Shard, State, Values, Work
+from privdd.core.types import Artifact, Received, Shard, State, Values, Work, name_class_cell
 from privdd.distillation.public_features import nearest_mean_head
 from privdd.federated.aggregation import sort_by_client
 from privdd.federated.channel import ClientContext
@@ -48,7 +48,9 @@ class DPMeans(PublicMap):
         rows, y = rows[taken], shard.train.y[taken]
         for label in ctx.problem.class_list:
             mine = {"sum": rows[y == label]}
-            found = ctx.mechanism(QUERY, mine, partition=f"label:{label}") if private else {"sum": mine["sum"].sum(0)}
+            found = (
+                ctx.mechanism(QUERY, mine, partition=name_class_cell(label)) if private else {"sum": mine["sum"].sum(0)}
+            )
             sums.append(found["sum"])
         total = torch.stack(sums)
         variance = float(ctx.mechanisms[QUERY].noise_std) ** 2 if private else 0.0  # type: ignore[attr-defined]

@@ -17,7 +17,19 @@ from torch import Tensor
 
 from attacks.types import Surface
 from privdd.core.rng import Keys
-from privdd.core.types import Artifact, Problem, Received, Records, Shard, State, Values, Work, pack, unpack
+from privdd.core.types import (
+    Artifact,
+    Problem,
+    Received,
+    Records,
+    Shard,
+    State,
+    Values,
+    Work,
+    name_class_cell,
+    pack,
+    unpack,
+)
 from privdd.distillation.image_fitting import (
     ClassModel,
     CoarsePixels,
@@ -120,14 +132,17 @@ class FedDMGuided(DPHead):
         """For each class, the sum of its records' contributions (``_look_contributions``), and their number."""
         part = _alone(self._counted_contributions, records.x)
         rows = torch.cat([part, torch.full_like(part[:, :1], COUNTED)], 1)
-        made = [_release_sum(SUMS, rows[records.y == label], ctx, f"label:{label}") for label in ctx.problem.class_list]
+        made = [
+            _release_sum(SUMS, rows[records.y == label], ctx, name_class_cell(label))
+            for label in ctx.problem.class_list
+        ]
         total = torch.stack([sums for sums, _ in made])
         return {"sum": total[:, :-1], "count": total[:, -1] / COUNTED, "variance": torch.tensor([made[0][1]])}
 
     def _release_moments(self, records: Records, ctx: ClientContext) -> State:
         """The sum of a a' over what records add, of all (1, q, q) or of each class (C, q, q): as long as a is, squared."""
         added = _alone(self._look_contributions, records.x)[:, self.varied.positions_in(self.looks, ctx.problem.shape)]
-        cells = [(f"label:{label}", added[records.y == label]) for label in ctx.problem.class_list]
+        cells = [(name_class_cell(label), added[records.y == label]) for label in ctx.problem.class_list]
         made = [
             _release_sum(MOMENTS, OuterProducts(rows, rows), ctx, cell)
             for cell, rows in (cells if self.by_class else [(None, added)])

@@ -28,7 +28,7 @@ from privdd.auditing.dp_tests.instrumentation import (
     without_guests,
 )
 from privdd.core.rng import Keys
-from privdd.core.types import Shard, Tensors, Upload
+from privdd.core.types import Shard, Tensors, Upload, class_of_cell, name_class_cell
 from privdd.distillation.distribution_matching import Embed, descend_images
 from privdd.distillation.private_matching import MatchingSteps
 from privdd.federated.simulation import Plan, Snapshot
@@ -187,7 +187,8 @@ class RatioRecorder:
     def __call__(self, mechanism: Mechanism, heeded: RecordedRelease) -> None:
         if heeded.name != self.stage.name or not heeded.guests:
             return
-        at = int(str(heeded.partition).removeprefix("label:"))
+        if (at := class_of_cell(heeded.partition)) is None:
+            raise ValueError(f"{heeded.name} is not released by class")
         inside = clean_numbers(mechanism, heeded.rows)
         outside = clean_numbers(mechanism, without_guests(heeded.rows, heeded.guests))
         released = flatten_tensors(heeded.released.value).unsqueeze(0)
@@ -206,11 +207,12 @@ def runs_by_class(stage: QuerySetup, runs: int, keys: Keys, *, releases: int = 0
     coins = keys.fold("coins").torch()
 
     def is_inside(name: str, partition: str | None) -> bool:
-        if name != stage.name or partition is None:
+        cell = class_of_cell(partition)
+        if name != stage.name or cell is None:
             return True
-        return int(partition.removeprefix("label:")) < runs and _flip_coin(stage.sampling_probability, coins)
+        return cell < runs and _flip_coin(stage.sampling_probability, coins)
 
-    guests: dict[str | None, int] = {f"label:{run}": 1 for run in range(total)}
+    guests: dict[str | None, int] = {name_class_cell(run): 1 for run in range(total)}
     noise, classes = keys.fold("noise"), range(total)
     ctx = recording_context(plan, stage.snapshot.round, noise, recorder, classes, inside=is_inside, guests=guests)
     records = copies_of_record(stage.guest, 0, total)

@@ -32,7 +32,7 @@ from attacks.types import Finding
 from privdd.auditing.dp_tests.instrumentation import instrumented_context, with_guests, with_records
 from privdd.auditing.dp_tests.mechanism_tests import HUGE_UPDATE, craft_guests
 from privdd.auditing.dp_tests.statement import GuaranteeSubject, Statement
-from privdd.core.types import Records, Tensors, Upload, Values
+from privdd.core.types import Records, Tensors, Upload, Values, class_of_cell
 from privdd.federated.method import overrides_hook
 from privdd.federated.simulation import Snapshot
 from privdd.privacy.accounting import tally_events
@@ -311,7 +311,7 @@ class ScriptPlayer:
 
     def on_release(self, mechanism: Mechanism, name: str, output: Output | None, *asked: Any) -> Tensors:
         partition, rows = asked
-        wanted = None if partition is None else int(partition.removeprefix("label:"))
+        wanted = class_of_cell(partition)
         hosts = [h for h, label in enumerate(self.labels) if wanted in (None, label)]
         count, needed = count_records(rows), len(hosts) * (2 if self.script.exchanged else 1)
         if count != needed and (needed != 1 or count > 1):

@@ -47,7 +47,7 @@ from privdd.auditing.dp_tests.instrumentation import (
     zero_out_others,
 )
 from privdd.core.rng import Keys
-from privdd.core.types import Records, Shard, State, Tensors, Upload
+from privdd.core.types import Records, Shard, State, Tensors, Upload, class_of_cell, name_class_cell
 from privdd.federated.channel import TranscriptEnded, digest_tensors
 from privdd.federated.simulation import Plan, Snapshot
 from privdd.privacy.clipping import count_records, scale_records, take_records
@@ -281,7 +281,7 @@ class _PresenceTrial:
         y = self.examined.shard.train.y
         at = {0} if len(y) > 1 else set()
         for name, (_, (release, cell, row)) in out.seen.largest.items():
-            own = torch.tensor([i for i, label in enumerate(y.tolist()) if cell in (None, f"label:{label}")])
+            own = torch.tensor([i for i, label in enumerate(y.tolist()) if cell in (None, name_class_cell(label))])
             at |= {int(own[row])} if row < len(own) else set()
             if not self.in_order:
                 at |= set(self._find_contributor(name, release, out.seen.marks[name][release][row], own, out).tolist())
@@ -457,7 +457,7 @@ class SensitivityTally:
 
 def guests_in_partition(guests: Canaries, partition: str | None) -> list[int]:
     """Which guests are in a partition, in order."""
-    label = None if partition is None else int(partition.removeprefix("label:"))
+    label = class_of_cell(partition)
     return [j for j, y in enumerate(guests.y.tolist()) if label in (None, y)]
 
 
@@ -526,7 +526,7 @@ class SensitivityExaminer:
     def _has_other_rows(self, heeded: RecordedRelease) -> bool:
         if self.base is None:
             return False
-        label = None if heeded.partition is None else int(heeded.partition.removeprefix("label:"))
+        label = class_of_cell(heeded.partition)
         held = len(self.base) if label is None else int((self.base == label).sum())
         return count_records(heeded.rows) != held + heeded.guests
 
@@ -645,4 +645,4 @@ def _add_presence_changes(
 
 def _guest_counts(guests: Canaries) -> dict[str | None, int]:
     counts = Counter(guests.y.tolist())
-    return {None: len(guests), **{f"label:{label}": count for label, count in counts.items()}}
+    return {None: len(guests), **{name_class_cell(label): count for label, count in counts.items()}}
