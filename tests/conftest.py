@@ -82,7 +82,7 @@ def nightly_tests() -> frozenset[str]:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Marks the tests of nightly.txt, and takes the largest files first: else one of them runs on while the other
-    worker has nothing left. PRIVDD_TEST_ORDER=SEED: files in random order, and the tests of each file too."""
+    worker has nothing left. PRIVDD_TEST_ORDER=SEED: files in random order, and the tests of each file too; =given: as they were named."""
     nightly = nightly_tests()
     files: dict[Path, list[pytest.Item]] = {}
     for item in items:
@@ -93,7 +93,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     order, seed = list(files.values()), os.environ.get("PRIVDD_TEST_ORDER")
     if seed is None:
         order.sort(key=lambda tests: tests[0].path.name not in LONGEST)
-    else:
+    elif seed != "given":
         shuffled = random.Random(int(seed))
         shuffled.shuffle(order)
         for tests in order:

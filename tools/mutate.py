@@ -134,6 +134,7 @@ def killed(clone: Path, fault: tuple[Path, int, str, str], seconds: int, limit: 
     place.write_text("\n".join([*lines[: line - 1], new, *lines[line:]]), encoding="utf-8")
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-m", "not nightly", "-p", "no:cacheprovider", *tests]
     environment = {**os.environ, "PYTHONPATH": str(clone), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    environment["PRIVDD_TEST_ORDER"] = "given"  # the tests named after the module first
     try:
         done = subprocess.run(command, cwd=clone, env=environment, capture_output=True, text=True, timeout=seconds)
     except subprocess.TimeoutExpired:

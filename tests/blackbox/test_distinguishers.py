@@ -12,6 +12,7 @@ from privdd.blackbox.distinguishers import (
     MIN_VALUES,
     NoiseMetric,
     ReleaseMarks,
+    _most_revealing_marks,
     bound_by_distinguishing,
     learn_statistics,
 )
@@ -57,6 +58,14 @@ def test_a_key_that_only_one_side_has_refutes_a_threshold_that_is_too_low_and_no
     for threshold, least, most in ((2.0, 3.0, math.inf), (1 + math.log(1 / (2 * DELTA)), 0.0, EPSILON)):
         sides = [of_keys(keys, threshold, 3000) for keys in ([*OTHERS, 9], OTHERS) * 2]
         assert least <= seen(sides[0], sides[1], (sides[2], sides[3])) <= most
+
+
+def test_marks_are_ranked_by_log_odds_less_their_standard_error() -> None:
+    """Rare on one side before frequent on both; as odds are of shares, sides may have different sizes."""
+    sides = (flagged(0.5, 400), flagged(0.5, 800))
+    counts = {"even": (100, 200), "double": (100, 100), "tenfold": (100, 20), "never": (0, 300), "once": (1, 0), "all": (400, 800)}
+    assert _most_revealing_marks(counts, sides, 5) == ["never", "tenfold", "double", "even"]
+    assert _most_revealing_marks(counts, sides, 2) == ["never", "tenfold"]
 
 
 @pytest.mark.parametrize(("share", "least"), [(0.03, 1.5), (0.0, 0.0)])

@@ -14,10 +14,19 @@ from scipy.stats import binomtest
 from sklearn.linear_model import LogisticRegression
 
 from attacks.membership.quantile import QuantileRegression
+from attacks.types import Adversary, Family, Finding, Surface
 from privdd.api import audit_model, load_run
 from privdd.core.rng import Keys
 from privdd.core.validation import BadConfig
-from privdd.external.membership_game import MAX_REFERENCE, audited_count, draw_coin_game, find_duplicates, target_facts
+from privdd.external.membership_game import (
+    MAX_REFERENCE,
+    JudgedAttack,
+    _reversal_doubts,
+    audited_count,
+    draw_coin_game,
+    find_duplicates,
+    target_facts,
+)
 from privdd.external.records import LabelledRecords, records_from_arrays
 from privdd.external.run_folder import ExternalAudit, StatedLimit
 from privdd.external.trained_model import ExternalAuditSettings, audit_trained_model
@@ -176,6 +185,17 @@ def test_files_that_allow_no_comparison_are_named(tmp_path: Path, train: Pair, h
         assert found.target.doubts[0] in text and "No better than guessing" not in text and "No leak found by" not in text
         assert "better than guessing" not in text.split("What each number means")[0]
     assert page_contradictions(tmp_path / "run") == []
+
+
+@pytest.mark.parametrize(("attacks", "deviations", "doubted"), [(1, 4.1, 0), (1, 4.4, 1), (1, -9, 0), (4, 4.4, 0), (4, 4.7, 1)])
+def test_an_attack_below_guessing_is_a_doubt_beyond_chance_over_all_attacks(attacks: int, deviations: float, doubted: int) -> None:
+    """A chance of 1e-5 over all of n attacks: 4.26 standard errors of one, 4.56 of four."""
+    error = 0.01
+    found = [
+        JudgedAttack(Finding(next(iter(Surface)), "loss", Family.MEMBERSHIP, next(iter(Adversary)), {"auc": auc, "auc_ci": [auc - 1.96 * error, auc + 1.96 * error]}))
+        for auc in (0.5 - deviations * error, *(0.55,) * (attacks - 1))
+    ]  # fmt: skip
+    assert len(_reversal_doubts(found)) == doubted
 
 
 def test_copies_are_one_unit_and_get_no_bound(tmp_path: Path) -> None:

@@ -66,8 +66,9 @@ def test_all_reads_are_paid_from_the_budget_that_was_asked_for() -> None:
     assert 2.9 < progress.ledger.epsilon() <= 3.0 + 1e-6
 
 
-def test_a_data_set_and_a_network_are_published_after_the_last_round_only() -> None:
-    experiment = tiny(*GUIDED, *ALL)
+@pytest.mark.parametrize("more", [(), ("partition.clients=1", "partition=iid")])
+def test_a_data_set_and_a_network_are_published_after_the_last_round_only(more: tuple[str, ...]) -> None:
+    experiment = tiny(*GUIDED, *ALL, *more)
     method = experiment.plan.method
     assert isinstance(method, FedDMGuided)
     before = method.broadcast(method.init(experiment.plan.problem, experiment.plan.keys))
