@@ -395,7 +395,7 @@ def average_captures(view: View, known: FeatureMap | None) -> tuple[Tensor, int]
 
 
 def released_labels(view: View, rows: int) -> Tensor | None:
-    """(rows,) the labels that were released with the rows, as classes; None where there are none."""
+    """The class that was released with each row (rows,); None where no labels were released."""
     value, classes = view.captures[0].value, view.knowledge.classes
     if "count" in value and len(value["count"].flatten()) == classes:
         labels = torch.nonzero(value["count"].flatten() > 0).flatten()

@@ -128,7 +128,7 @@ class Examination(ReplayStage, IdentificationStages, UnevenNoiseStage, NoiseTail
         self.result.looks += check_declared_noise(*given, self.shares.next_confidence)
 
     def first_numbers(self) -> list[float]:
-        """Of three transcripts alike, at most 20 numbers each: another process that gives them has the same noise."""
+        """At most 20 numbers of each of three transcripts; a second process that returns the same ones draws the same noise."""
         block = draw_transcripts(self.mechanism, [scaled_data(self.mechanism.kind, self.tried, 1.0)], 3, self.clock)
         return [float(x) for x in block.rows[:, 0, :20].ravel()]
 

@@ -171,7 +171,7 @@ class PublicFact(Part):
 class Multiplicity(Part):
     """How the bounds that can decide a verdict share one error: alpha / tests for each.
 
-    replaced: of these, bounds that were made by an earlier command and have others in their place.
+    replaced: bounds among them that an earlier command computed and a later one replaced; they still take their share.
     """
 
     alpha: Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)]

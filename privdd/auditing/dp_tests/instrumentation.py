@@ -120,9 +120,9 @@ def without_guests(rows: Tensors, guests: int) -> Tensors:
 
 
 def value_before_noise(mechanism: Mechanism, rows: Tensors) -> Tensors:
-    """A mechanism's value before noise; {} where it shows none. That is what it releases where the noise is zero. If it
-    says otherwise of itself (``Output.exact``), and does not draw noise from elsewhere, the larger of the two counts:
-    either may be what it does."""
+    """A mechanism's value before noise; {} where it shows none. That is what it releases where the noise is zero. If its own
+    statement (``Output.exact``) differs from that, and it draws no noise from elsewhere, the larger of the two counts, as
+    either may be true."""
     output = mechanism(rows, ZERO_NOISE)
     said, rounded = output.exact or {}, min(output.lattice or 0.0, 2.0**-BITS * output.noise_std) / 2
     shapes_differ = any(said[n].shape != t.shape for n, t in output.value.items()) if said else False

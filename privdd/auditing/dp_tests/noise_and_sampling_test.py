@@ -291,7 +291,7 @@ def _sums_over_rounds(releases: list[LoggedRelease]) -> dict[str, tuple[int, flo
 
 
 def _sums_of_other_clients(releases: list[LoggedRelease], victim: int) -> dict[str, tuple[int, float]]:
-    """The same for each of the other clients: one release of theirs may have too few numbers to tell."""
+    """Sums over the releases of each other client, since a single release may have too few numbers to test."""
     found = dict[str, tuple[int, float]]()
     for client in sorted({watch.client for watch, _ in releases} - {victim}):
         theirs = [one for one in releases if one[0].client == client]
