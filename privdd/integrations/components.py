@@ -79,8 +79,8 @@ EPOCH = ("args.noise_multiplier=1", "args.loss_reduction=sum", "args.poisson_sam
 COLUMN = ("args.epsilon=1", "args.bounds=[0,1]", "input.rows=[20,1]")
 NONE_STATED = ("stated.epsilon=5", "stated.delta=1e-5")  # put to a component that states none
 CLASSIC = "its noise is sqrt(2 ln(1.25 / delta)) / epsilon, which is proven for epsilon below 1 only; at delta 1e-5 it falls short from 8.4 on"
-WEIGHTS = ("clients weigh what they say (num-examples), and the noise is sized for equal weights: one client may be nearly the "
-           "whole mean; with its accountant Flower refuses such weights")  # fmt: skip
+WEIGHTS = ("the server weighs clients by the counts they state (num-examples), and the noise is sized for equal "
+           "weights: one client may be nearly the whole mean; with its accountant Flower refuses such weights")  # fmt: skip
 DIVISOR = ("the noise is divided by int(records x rate), which is 2 with 40 records and 1 with 39; where the number of records "
            "is public, this does not count")  # fmt: skip
 SHUFFLED = "the engine accounts for Poisson batches of this rate, and here each record is in one batch of every epoch for certain"
@@ -152,7 +152,7 @@ ROWS = (
     ComponentRow(f"{ACCOUNTING}pld:PLDAccountant", "PLDAccountant, REPLACE_ONE", "with make_private, sum, all records",
         ("args.noise_multiplier=2", "args.relation=REPLACE_ONE", "input.rows=[8,6]"), MOST),
     ComponentRow(f"{ACCOUNTING}rdp:RdpAccountant", "RdpAccountant, REPLACE_ONE", "with make_private, sum, all records",
-        ("args.noise_multiplier=2", "args.relation=REPLACE_ONE", "input.rows=[8,6]"), LONG, reason="it takes noise over the norm of a record, as GaussianDpEvent has it, for noise over the shift, which is twice that norm where a record is replaced; the PLD accountant doubles it"),
+        ("args.noise_multiplier=2", "args.relation=REPLACE_ONE", "input.rows=[8,6]"), LONG, reason="it reads the multiplier as noise over the norm of a record, as GaussianDpEvent does, though replacing a record shifts the sum by up to twice that norm; the PLD accountant doubles it"),
     ComponentRow(f"{JAX}experimental.execution_plan:BandMFExecutionPlanConfig", "execution plan: sampler, clipped gradient, noise",
         "one step, rate 0.5, its zero-out relation", ("args.noise_multiplier=1", "args.sampling_prob=0.5", "input.rows=[20,6]"), MIDDLE),
     ComponentRow(f"{JAX}clipping:clipped_fun", "clipped_fun with matrix_factorization_privatizer", "clip 1, independent noise, one sum",
