@@ -20,6 +20,8 @@ PROFILES: Mapping[str, tuple[list[str], float]] = {  # settings, and what certif
     "dp_means": (["algo=dp_means"], GOAL),
     "dp_moments": (["algo=dp_moments"], GOAL),
     "feddm_guided_dp": (["algo=feddm_guided_dp"], GOAL),
+    "feddm_guided_scattering": (["algo=feddm_guided_scattering"], GOAL),
+    "dp_head_scattering": (["algo=dp_head_scattering"], GOAL),
     "fedavg_client": (["algo=fedavg", "privacy=client"], GOAL),
     "dp_merf": (["algo=dp_merf"], GOAL),
     "dp_psg": (["algo=dp_psg"], GOAL),
