@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from scipy import stats
 from torch import Tensor, nn
 
 from attacks.images import match, psnr
@@ -31,6 +32,7 @@ from attacks.inversion.gradient import (
 )
 from attacks.inversion.gradient_matching import (
     OBJECTIVES,
+    AdamMoments,
     DescentTrace,
     GradientMatching,
     RecordedMatching,
@@ -472,3 +474,45 @@ def test_eight_records_are_found_where_the_published_recipe_stalls(better: dict[
         quality.append(float(psnr(found.images[match(found.images, x[:8])], x[:8]).mean()))
         assert abs(found.objective - attack.evaluate_objective(model, [g[0] for g in gradients], found.images, y[:8])) < 1e-4
     assert quality[1] > quality[0] + 3
+
+
+# The optimiser of the search, against closed forms and another library.
+
+
+def test_the_rate_is_that_of_the_published_schedules() -> None:
+    """Divided by ten after 3/8, 5/8 and 7/8 of the steps; or half a cosine; warmed up linearly from the first step on."""
+    steps = SignedAdam(80, 0.5)
+    assert [steps.learning_rate(t) for t in (0, 29, 30, 49, 50, 69, 70, 79)] == pytest.approx([0.5, 0.5, *[0.05] * 2, *[0.005] * 2, *[0.0005] * 2])
+    warm = SignedAdam(1000, 0.5, warmup=10)
+    assert [warm.learning_rate(t) for t in (0, 4, 9, 10, 15, 300)] == pytest.approx([0.05, 0.25, 0.5, 0.5, 0.5, 0.5])
+    cosine = SignedAdam(100, 2.0, schedule="cosine", warmup=4)
+    assert [cosine.learning_rate(t) for t in (1, 50, 100)] == pytest.approx([(0.01 + 0.99 * (1 + math.cos(math.pi / 100)) / 2), 1.01, 0.02])
+
+
+@pytest.mark.parametrize("signed", [False, True])
+def test_steps_are_those_of_torchs_adam(signed: bool) -> None:
+    slopes = [torch.randn(3, 4, dtype=torch.float64, generator=rng(t)) for t in range(6)]
+    place = torch.zeros(3, 4, dtype=torch.float64, requires_grad=True)
+    other, mine = torch.optim.Adam([place], lr=0.3), torch.zeros(3, 4, dtype=torch.float64)
+    moments = AdamMoments(mine, SignedAdam(6, 0.3, signed=signed))
+    for t, slope in enumerate(slopes):
+        place.grad = slope.sign() if signed else slope.clone()
+        other.step()
+        mine = mine + moments.step(slope, t, 0.3)
+        assert torch.allclose(mine, place, atol=1e-6)
+
+
+def test_langevin_noise_has_its_scale() -> None:
+    """Without a slope the iterates are a random walk: the sum of 50 steps, chi-squared at 1e-6 each way."""
+    rule, start, wide = SignedAdam(51, 0.1, schedule="cosine", langevin=0.7), torch.zeros(1, 4, 1, 30, 30), torch.tensor(1e9)
+    seen: list[Tensor] = []
+
+    def flat(images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        seen.append(images.clone())
+        return torch.zeros(1), torch.zeros(1), torch.zeros_like(images)
+
+    minimise_objective(flat, start, rule, (-wide, wide), rng(1))
+    variance = sum((0.7 * rule.learning_rate(t)) ** 2 for t in range(51))
+    square, n = float(seen[-1].double().square().sum()), seen[-1].numel()
+    p = lambda scale: stats.chi2.cdf(square / (scale**2 * variance), n)  # noqa: E731
+    assert 1e-6 < p(1) < 1 - 1e-6 and p(2 / 3) > 1 - 1e-6 and p(3 / 2) < 1e-6
