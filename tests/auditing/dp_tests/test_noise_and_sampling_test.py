@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
@@ -36,6 +37,7 @@ from privdd.auditing.findings import findings_json
 from privdd.auditing.pipeline import audit_experiment
 from privdd.auditing.replay import recover_noise_log, scale_noise
 from privdd.cli.build import build_experiment
+from privdd.core.types import flatten_values
 from privdd.distillation import private_matching
 from privdd.federated import channel
 from privdd.federated.channel import ClientContext
@@ -413,6 +415,17 @@ def test_a_run_that_was_trained_before_has_its_noise_drawn_again(tmp_path: Path,
     (tmp_path / "findings.json").unlink(missing_ok=True)
     _, after = audited_by_itself("dpsgd", tmp_path)
     assert noise_of(before) == noise_of(after) and "p_value" in noise_of(after)
+
+
+def test_the_note_counts_every_number_whose_noise_was_looked_at(healthy: Healthy) -> None:
+    """One release of all parameters by each client in each round."""
+    found = healthy("client")[1]
+    note = next(f.measures["note"] for f in found if f.attack == NOISE_TEST)
+    plan = build_experiment(tiny_config("fedavg", "privacy=client", *SMALL, command="audit")).plan
+    server = plan.method.broadcast(plan.method.init(plan.problem, plan.keys))
+    size = sum(value.numel() for value in flatten_values(server).values())
+    numbers = int(re.search(r"in (\d+) numbers", note)[1])  # type: ignore[index]
+    assert numbers == size * plan.method.rounds * plan.problem.clients > 0
 
 
 def noise_of(findings: list[Finding]) -> dict[str, Any]:
