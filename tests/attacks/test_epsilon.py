@@ -149,6 +149,13 @@ def test_ties_cannot_reveal_membership_through_the_order_of_the_records():
     assert one_run_from_scores(np.zeros(400), member, **kwargs).value < 0.2
 
 
+@pytest.mark.parametrize("guesses", [[], [(-1, 3)], [(3, -1)], [(2, 2), (200, 201)]])
+def test_guesses_that_cannot_be_made_are_refused(guesses):
+    member = np.arange(400) < 200
+    with pytest.raises(ValueError, match=r"k_in \+ k_out <= 400"):
+        one_run_from_scores(np.zeros(400), member, delta=DELTA, generator=np.random.default_rng(0), guesses=guesses)
+
+
 def test_one_run_recovers_epsilon_of_randomised_response():
     rng = np.random.default_rng(9)
     member = rng.random(20_000) < 0.5

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from privdd.canary.__main__ import COMMANDS, main, parse_canary_arguments
-from privdd.canary.sealed import read_sealed
+from privdd.canary.sealed import _candidate_sampler, read_sealed
 from privdd.runtime.files import DamagedRun
 from tests.canary.small import NET, issued
 
@@ -148,3 +148,9 @@ def scores_of_objects(path: Path) -> None:
 def test_a_model_that_is_none_is_refused(model: str, said: str, tmp_path: Path, capsys: Any) -> None:
     issued(tmp_path / "s", sites="a", count=10)
     assert said in refused(["open", f"sealed={tmp_path / 's'}", model], capsys)
+
+
+@pytest.mark.parametrize(("shape", "coins"), [((7,), True), ((3, 5), True), ((1, 5, 3), True), ((4, 5), False), ((1, 4, 4), False)])
+def test_candidates_are_pictures_from_four_rows_and_columns_on_and_coins_below(shape: tuple[int, ...], coins: bool) -> None:
+    made = _candidate_sampler(shape, 0)(20)
+    assert made.shape == (20, *shape) and bool(((made == 0) | (made == 1)).all()) is coins
