@@ -110,8 +110,7 @@ def _check_labels(labels: Labels, clients: int, min_size: int = 1) -> NDArray[np
     if labels.ndim != 1 or (labels.size and not np.issubdtype(labels.dtype, np.integer)):
         raise ValueError(f"labels: an integer array (n,) is needed, got {labels.dtype} {labels.shape}")
     for field, value in (("clients", clients), ("min_size", min_size)):
-        if not isinstance(value, np.integer) or not value >= 1:
-            check_count(f"partition.{field}", value)
+        check_count(f"partition.{field}", int(value) if isinstance(value, np.integer) else value)
     if clients > len(labels):
         raise ValueError(f"partition.clients={clients}: more clients than the {len(labels)} records")
     if clients * min_size > len(labels):

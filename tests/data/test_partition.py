@@ -120,6 +120,7 @@ def test_subset_gives_each_client_its_class():
         (lambda y: dirichlet(y, 10, float("nan"), rng()), "alpha=nan"),
         (lambda y: dirichlet(y, 10, -1, rng()), "alpha=-1"),
         (lambda y: dirichlet(y, 0, 1.0, rng()), "clients=0"),
+        (lambda y: dirichlet(y, np.int64(0), 1.0, rng()), "clients=0"),
         (lambda y: dirichlet(y, 10**6, 1.0, rng()), "more clients than"),
         (lambda y: dirichlet(y, 10, 1.0, rng(), min_size=10**6), "min_size=1000000"),
         (lambda y: dirichlet(y, 100, 0.001, rng(), min_size=20), "not reached"),
@@ -133,6 +134,11 @@ def test_impossible_requests_are_refused_in_one_line(call, message):
     with pytest.raises(ValueError, match=message) as caught:
         call(balanced())
     assert "\n" not in str(caught.value)
+
+
+def test_a_number_of_clients_may_be_numpys() -> None:
+    for mine, other in zip(iid(balanced(), np.int64(5), rng()), iid(balanced(), 5, rng()), strict=True):
+        np.testing.assert_array_equal(mine, other)
 
 
 # Shards: training, test and held-out records never meet, and follow the client's distribution.
