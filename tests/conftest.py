@@ -123,7 +123,7 @@ def system_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def pytest_report_header() -> str | None:
     seed = os.environ.get("PRIVDD_TEST_ORDER")
-    return None if seed is None else f"random order, PRIVDD_TEST_ORDER={seed}"
+    return None if seed is None else f"order of tests: PRIVDD_TEST_ORDER={seed}"
 
 
 @dataclass(frozen=True)

