@@ -9,10 +9,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy.stats import t
+from scipy.special import betaincinv, ndtri
+from scipy.stats import beta, norm, t
 from torch import Tensor
-
-from attacks.statistics import binomial_interval
 
 Clusters = Sequence[Any]  # label arrays (n,), one per way in which scores may be correlated
 
@@ -68,30 +67,94 @@ def tpr_at_fpr(
 ) -> tuple[float, tuple[float, float], bool]:
     """The largest true-positive rate at a false-positive rate of at most ``fpr``: (tpr, (lo, hi), resolvable).
 
-    The interval is Clopper and Pearson's (1934) on the members at that threshold; it does not count the threshold's own
-    randomness. With ``clusters`` it stands on the effective sample size (Korn and Graubard 1998). Not resolvable: fewer
-    than 1/fpr non-members. curve: ``roc`` of these very scores, where it is known.
+    The interval is for the rate at the threshold whose true false-positive rate is ``fpr``; it holds the randomness of
+    the members and of the threshold, which the non-members set (``_rate_interval``). ``clusters``: label arrays (n,),
+    e.g. (record, replay), within which scores may depend on each other. Not resolvable: fewer than 1/fpr non-members.
+    curve: ``roc`` of these very scores, where it is known.
     """
     if not 0 < fpr <= 1:
         raise ValueError(f"fpr={fpr}: a rate in (0, 1] is needed")
+    if not 0 < confidence < 1:
+        raise ValueError(f"confidence={confidence}: a number in (0, 1) is needed")
     values, inside = _check_scores_and_members(scores, member)
     curve = roc(values, inside) if curve is None else curve
-    at = int(np.searchsorted(curve.fpr.numpy(), fpr + 1e-12, side="right")) - 1
+    at = _last_vertex(curve, fpr)
     rate = float(curve.tpr[at])
-    hit = (values[inside] >= float(curve.thresholds[at])) - rate
-    effect = _design_effect(hit, [np.asarray(c)[inside] for c in clusters], rate)
+    named = values >= float(curve.thresholds[at])
+    interval = _rate_interval(curve, named, inside, fpr, confidence, [number_labels(c) for c in clusters])
     resolvable = int((~inside).sum()) * fpr >= 1 - 1e-9
-    return rate, binomial_interval(rate * len(hit) / effect, len(hit) / effect, confidence), resolvable
+    return rate, (min(interval[0], rate), max(interval[1], rate)), resolvable
+
+
+# The interval of a rate T at the false-positive rate f. Of m members a share T^ lies above the threshold; the threshold
+# is the (k + 1)-th highest of n non-members, so that its true false-positive rate u ~ Beta(k + 1, n - k). To first
+# order, with the slope b of the ROC curve at f,
+#     T^ - T = (mean over members of 1{named} - T) - b (mean over non-members of 1{named} - f),
+#     variance V = D (T (1 - T) / m + b^2 f (1 - f) / n),       (Hsieh and Turnbull 1996, theorem 2.2)
+# with the design effect D of the clusters on the sum of these terms, at least 1. The mean of u lies above f, so T^ is
+# lowered by b ((k + 1) / (n + 1) - f). The interval is Jeffreys' (Brown, Cai and DasGupta 2001) at the effective
+# sample size N = T (1 - T) / V (Korn and Graubard 1998), widened by (t / z)^2 for few clusters:
+#     Beta(N T^ + 1/2, N (1 - T^) + 1/2) at (1 - confidence) / 2 and (1 + confidence) / 2.
+# b is the mean of two: of the curve's secant over the central 95 % of u, which is right for any curve and noisy, and of
+# the equal-variance Gaussian curve through (f, T), b = phi(z(T)) / phi(z(f)). V takes T as at least f: a T^ of 0 has no
+# variance of its own.
+def _rate_interval(
+    curve: Roc, named: np.ndarray, inside: np.ndarray, fpr: float, confidence: float, groups: Sequence[np.ndarray]
+) -> tuple[float, float]:
+    """The two-sided interval of the true-positive rate at ``fpr``; named (n,) bool: scores above the threshold."""
+    members = int(inside.sum())
+    others = len(inside) - members
+    hit_rate = float(named[inside].mean())
+    false_rate = float(named[~inside].mean())
+    rate = min(max(hit_rate, fpr), 1 - 1 / (2 * members))
+    slope = _roc_slope(curve, fpr, rate, others)
+    plain = rate * (1 - rate) / members + slope**2 * fpr * (1 - fpr) / others
+    influence = np.where(inside, (named - hit_rate) / members, -slope * (named - false_rate) / others)
+    variance = plain * _design_effect(influence, groups)
+    half = (1 - confidence) / 2
+    effective = rate * (1 - rate) / variance * (norm.ppf(half) / _t_quantile(half, groups)) ** 2
+    allowed = int(fpr * others + 1e-9)
+    excess = max(0.0, (allowed + 1) / (others + 1) - fpr)
+    is_full = round(false_rate * others) == allowed  # else ties keep the threshold from moving
+    centre = max(0.0, hit_rate - slope * excess) if is_full else hit_rate
+    successes = effective * centre
+    failures = effective * (1 - centre)
+    low = float(betaincinv(successes + 0.5, failures + 0.5, half))
+    high = float(betaincinv(successes + 0.5, failures + 0.5, 1 - half))
+    return (low if hit_rate > 0 else 0.0), (high if hit_rate < 1 else 1.0)
+
+
+def _roc_slope(curve: Roc, fpr: float, rate: float, others: int) -> float:
+    """The slope of the ROC curve at (``fpr``, ``rate``), for a threshold that ``others`` non-members set."""
+    allowed = int(fpr * others + 1e-9)
+    gaussian = float(norm.pdf(ndtri(rate)) / norm.pdf(ndtri(fpr))) if 0 < rate < 1 and fpr < 1 else 0.0
+    if allowed >= others:
+        return gaussian
+    low, high = beta.ppf([0.025, 0.975], allowed + 1, others - allowed)
+    rise = float(curve.tpr[_last_vertex(curve, high)]) - float(curve.tpr[_last_vertex(curve, low)])
+    return (rise / float(high - low) + gaussian) / 2
+
+
+def _last_vertex(curve: Roc, fpr: float) -> int:
+    """The place of the last vertex with a false-positive rate of at most ``fpr``."""
+    return int(np.searchsorted(curve.fpr.numpy(), fpr + 1e-12, side="right")) - 1
+
+
+def _t_quantile(half: float, groups: Sequence[np.ndarray]) -> float:
+    """Student's quantile at the smallest number of clusters less one, the normal one without clusters."""
+    if not groups:
+        return float(norm.ppf(half))
+    smallest = min(int(group.max()) + 1 for group in groups)
+    return float(t.ppf(half, max(smallest - 1, 1)))
 
 
 def auc_interval(scores: Any, member: Any, confidence: float = 0.95, *, clusters: Clusters = ()) -> tuple[float, float]:
     """An interval for the AUC from DeLong's (1988) structural components, cut to [0, 1].
 
-    ``clusters``: label arrays (n,), e.g. (record, world) of pooled leave-one-world-out scores, within which scores may depend
-    on each other: the variance is the sum of each way's cluster variance (Cameron, Gelbach and Miller 2011, without
-    subtracting their overlap, which errs on the wide side), with Student's t at the smallest number of clusters less one.
-    Where one class wholly outranks the other the variance is zero; the limit is then exact, (alpha/2)^(1/m) for m
-    disjoint pairs.
+    ``clusters``: label arrays (n,), e.g. (record, replay) of pooled leave-one-replay-out scores, within which scores may
+    depend on each other: the variance is clustered in all ways (``_clustered_variance``), with Student's t at the
+    smallest number of clusters less one. Where one class wholly outranks the other the variance is zero; the limit is
+    then exact, (alpha/2)^(1/m) for m disjoint pairs.
     """
     if not 0 < confidence < 1:
         raise ValueError(f"confidence={confidence}: a number in (0, 1) is needed")
@@ -130,19 +193,23 @@ def _auc_influence(values: np.ndarray, inside: np.ndarray) -> tuple[np.ndarray, 
 
 
 def _clustered_variance(influence: np.ndarray, groups: Sequence[np.ndarray]) -> float:
-    """Cluster-robust variance of the influences' sum: one term a way, never below independence."""
+    """Cluster-robust variance of the influences' sum, never below independence (Cameron, Gelbach and Miller 2011).
+
+    Two ways count what lies in both twice, so it is subtracted: sum over ways of their variance, less (ways - 1) times
+    the variance under independence, as two scores share a cluster in one way at most (a record in a replay is one).
+    """
+    plain = float((influence**2).sum())
     ways = 0.0
     for group in groups:
         count = int(group.max()) + 1
         ways += float((np.bincount(group, influence) ** 2).sum()) * count / max(count - 1, 1)
-    return max(ways, float((influence**2).sum()))
+    return max(plain, ways - (len(groups) - 1) * plain)
 
 
-def _design_effect(residual: np.ndarray, clusters: Sequence[np.ndarray], rate: float) -> float:
-    """How many times the clustered variance of a rate exceeds the binomial one, at least 1."""
-    groups = [number_labels(c) for c in clusters]
-    plain = len(residual) * rate * (1 - rate)
-    return max(1.0, _clustered_variance(residual, groups) / plain) if groups and plain > 0 else 1.0
+def _design_effect(influence: np.ndarray, groups: Sequence[np.ndarray]) -> float:
+    """How many times the clustered variance of the influences' sum exceeds that of independent ones, at least 1."""
+    plain = float((influence**2).sum())
+    return _clustered_variance(influence, groups) / plain if groups and plain > 0 else 1.0
 
 
 def number_labels(labels: Any) -> np.ndarray:

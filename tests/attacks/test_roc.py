@@ -75,6 +75,85 @@ def test_clusters_widen_the_interval_when_scores_hang_together_and_keep_coverage
     assert clustered >= 0.92 * 200
 
 
+RATES = (0.001, 0.01, 0.1)
+
+
+def replayed_scores(rng, gap, record_effect, replays=64, records=117):
+    """Scores and coins of replays of the same records, (K n,), with their labels (record, replay)."""
+    member = rng.random((replays, records)) < 0.5
+    effects = record_effect * rng.normal(size=records)
+    scores = gap * member + effects + rng.normal(size=(replays, records))
+    labels = np.tile(np.arange(records), replays), np.repeat(np.arange(replays), records)
+    return scores.ravel(), member.ravel(), labels
+
+
+def true_values(gap, record_effect):
+    """TPR at each of RATES, and the AUC, of Gaussian scores."""
+    distance = gap / math.sqrt(1 + record_effect**2)
+    return [*(norm.sf(norm.isf(rate) - distance) for rate in RATES), norm.cdf(distance / math.sqrt(2))]
+
+
+def interval_ends(scores, member, labels):
+    """(4, 2): of each rate, and of the AUC."""
+    curve = roc(scores, member)
+    ends = [tpr_at_fpr(scores, member, rate, clusters=labels, curve=curve)[1] for rate in RATES]
+    return np.array([*ends, auc_interval(scores, member, clusters=labels)])
+
+
+def bootstrap_widths(rng, scores, member, record, draws=200):
+    """(4,): central 95 % over drawn records, each with a threshold of its own."""
+    order = np.argsort(-scores, kind="stable")
+    inside = member[order].astype(float)
+    drawn = np.zeros((draws, 4))
+    for at in range(draws):
+        weight = np.bincount(rng.integers(0, record.max() + 1, record.max() + 1), minlength=record.max() + 1)[record[order]]
+        hits, false = np.cumsum(weight * inside), np.cumsum(weight * (1 - inside))
+        last = np.searchsorted(false, np.array(RATES) * false[-1] + 1e-9, side="right") - 1
+        drawn[at, :3] = np.where(last < 0, 0, hits[last] / hits[-1])
+        drawn[at, 3] = (weight * inside * (1 - false / false[-1])).sum() / hits[-1]
+    return np.ptp(np.percentile(drawn, [2.5, 97.5], axis=0), axis=0)
+
+
+def count_covered(gap, record_effect, simulations, compared, seed):
+    """How often each interval holds the truth, (4,), and mean widths in units of a bootstrap's."""
+    rng = np.random.default_rng(seed)
+    truth = np.array(true_values(gap, record_effect))
+    covered, widths, usual = np.zeros(4, int), [], []
+    for at in range(simulations):
+        scores, member, labels = replayed_scores(rng, gap, record_effect)
+        ends = interval_ends(scores, member, labels)
+        covered += (ends[:, 0] <= truth) & (truth <= ends[:, 1])
+        widths.append(ends[:, 1] - ends[:, 0])
+        if at < compared:
+            usual.append(bootstrap_widths(rng, scores, member, labels[0]))
+    return covered, np.mean(widths, axis=0) / np.mean(usual, axis=0)
+
+
+def test_intervals_of_rates_and_area_hold_the_randomness_of_the_threshold():
+    covered, width = count_covered(0.3, 0.5, 150, 8, 4)
+    assert (binom.cdf(covered, 150, 0.95) > 1e-3).all()
+    assert (binom.sf(covered - 1, 150, 0.98) > 1e-3).all()
+    assert (width < 1.25).all() and (width > 0.8).all()  # of a bootstrap, from a few
+
+
+@pytest.mark.parametrize(("gap", "record_effect"), [(0.0, 0.0), (0.3, 0.0), (0.3, 0.5)])
+def test_coverage_of_a_thousand_simulations(gap, record_effect):
+    covered, width = count_covered(gap, record_effect, 1000, 100, 5)
+    assert (covered >= 935).all()
+    assert (width <= 1.15).all()
+
+
+def test_a_rate_of_nothing_or_of_everything_has_an_interval_with_room():
+    member = np.arange(400) < 200
+    none = tpr_at_fpr(np.where(member, 0.0, 1.0), member, 0.1)
+    assert none[0] == 0 and none[1][0] == 0 and 0.001 < none[1][1] < 0.2
+    every = tpr_at_fpr(member.astype(float), member, 0.1)
+    assert every[0] == 1 and every[1][1] == 1 and 0.9 < every[1][0] < 1
+    equal = tpr_at_fpr(np.zeros(400), member, 0.1)
+    assert equal[0] == 0 and equal[1][0] == 0 and equal[1][1] < 0.2
+    assert tpr_at_fpr(np.zeros(400), member, 1.0)[:2] == (1.0, (pytest.approx(1, abs=0.05), 1.0))
+
+
 def test_separated_scores_keep_a_limit_below_one():
     member = np.arange(40) < 20
     low, high = auc_interval(member.astype(float), member)
