@@ -14,13 +14,11 @@ audit: $(VENV)/.runtime          ## install, then audit FedFed on real digits to
 smoke: $(VENV)/.runtime          ## the same in under a minute
 	$(BIN)/python -m privdd.audit algo=fedfed preset=smoke $(ARGS) || [ $$? -eq 2 ]
 
-test: $(VENV)/.dev               ## install with the test tools, then run the tests; PRIVDD_TEST_ORDER=SEED shuffles them
-	sh tools/test_extras.sh $(BIN)/python
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not nightly" $(ARGS)
+test: $(VENV)/.dev               ## install with the test tools, then run the tests, bare first; PRIVDD_TEST_ORDER=SEED shuffles them
+	sh tools/run_tests.sh $(BIN)/python "not nightly" $(ARGS)
 
 nightly: $(VENV)/.dev            ## hours: all tests, fuzzing, kills, all profiles at both presets, the self-test
-	sh tools/test_extras.sh $(BIN)/python
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
+	sh tools/run_tests.sh $(BIN)/python "nightly or not nightly" $(ARGS)
 	for p in smoke default; do $(BIN)/python -m benchmarks.presets --preset $$p --timeout 7200 || exit 1; done
 	$(BIN)/python -m tests.fuzzing.run
 	$(BIN)/python -m tests.system.random_kills
@@ -41,12 +39,13 @@ benchmarks: $(VENV)/.dev         ## speed against references (fails beyond a mar
 $(VENV)/.runtime: pyproject.toml constraints.txt $(wildcard locks/*)
 	sh tools/environment.sh $(PYTHON) $(VENV)
 	sh tools/install.sh $(BIN)/python runtime
+	sh tools/install.sh $(BIN)/python weights
 	touch $@
 
 $(VENV)/.dev: pyproject.toml constraints.txt $(wildcard locks/*)
 	sh tools/environment.sh $(PYTHON) $(VENV)
 	sh tools/install.sh $(BIN)/python dev
-	touch $@ $(VENV)/.runtime
+	touch $@
 
 lock: $(VENV)/.dev               ## write the hash locks of this platform anew, after a change of constraints.txt
 	$(BIN)/python tools/lock.py

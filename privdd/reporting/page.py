@@ -17,6 +17,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
+from attacks.machine import BARE_VARIABLE, is_bare
 from privdd.reporting import decision, figures, finding_selection, findings_tables, summary, wording
 from privdd.reporting.decision import audit_signature, decide_surfaces, encode_card, sample_banner
 from privdd.reporting.export import privacy_terms
@@ -315,11 +316,19 @@ class NoBrowser(OSError):
 def find_browser() -> str:
     """The command of the first Chromium relative on the PATH, or what ``PRIVDD_BROWSER`` names. Raises NoBrowser."""
     named = os.environ.get("PRIVDD_BROWSER")
-    found = next((path for name in ((named,) if named else BROWSERS) if (path := shutil.which(name))), None)
-    if found is None:
-        what = f"PRIVDD_BROWSER={named}: no such command" if named else f"none of {', '.join(BROWSERS)} is on the PATH"
-        raise NoBrowser(f"a PDF needs a browser, and {what}; or open the page in any browser and print it")
-    return found
+    if named:
+        searched: tuple[str, ...] = (named,)
+        missing = f"PRIVDD_BROWSER={named}: no such command"
+    elif is_bare():
+        searched = ()
+        missing = f"{BARE_VARIABLE}=1 hides those on the PATH: set PRIVDD_BROWSER"
+    else:
+        searched = BROWSERS
+        missing = f"none of {', '.join(BROWSERS)} is on the PATH"
+    for name in searched:
+        if path := shutil.which(name):
+            return path
+    raise NoBrowser(f"a PDF needs a browser, and {missing}; or open the page in any browser and print it")
 
 
 def browser_command(profile: Path | str) -> list[str]:

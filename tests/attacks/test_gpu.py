@@ -174,7 +174,7 @@ def test_memory_is_a_quarter_of_a_gpus_whatever_is_free() -> None:
         assert memory_budget("cuda", 123) == 2**32  # a quarter of the 16 GiB that the fake device has
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU: torch.cuda.is_available() is False")
+@pytest.mark.extra("gpu")
 @pytest.mark.parametrize("name", CASES)
 def test_an_attack_runs_on_a_gpu(name: str) -> None:
     make, surface = CASES[name]
@@ -249,7 +249,7 @@ def test_what_a_graph_gave_stays_as_it_was_and_what_it_reads_is_kept() -> None:
         assert first[0].cpu().tolist() == [2.0] * 3 and second[0].cpu().tolist() == [10.0] * 3
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU: torch.cuda.is_available() is False")
+@pytest.mark.extra("gpu")
 def test_recorded_kernels_give_the_bits_of_the_kernels_one_by_one() -> None:
     generator = torch.Generator().manual_seed(0)
     weight, images = (torch.randn(shape, generator=generator).to("cuda") for shape in ((8, 3, 3, 3), (5, 4, 3, 9, 9)))
@@ -266,7 +266,7 @@ def test_recorded_kernels_give_the_bits_of_the_kernels_one_by_one() -> None:
                 assert torch.equal(found, expected)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU: torch.cuda.is_available() is False")
+@pytest.mark.extra("gpu")
 def test_what_cannot_be_recorded_runs_as_it_is() -> None:
     def compute(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return (x * float(x.sum()),)
@@ -276,7 +276,7 @@ def test_what_cannot_be_recorded_runs_as_it_is() -> None:
     assert torch.equal(play(one)[0], compute(one)[0])
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU: torch.cuda.is_available() is False")
+@pytest.mark.extra("gpu")
 def test_a_long_search_with_recorded_kernels_gives_the_bits_of_one_without(monkeypatch: pytest.MonkeyPatch) -> None:
     make, surface = CASES["gradient"]
     with deterministic_kernels("cuda"):
@@ -346,7 +346,7 @@ def test_what_is_set_for_a_gpu_is_restored(monkeypatch: pytest.MonkeyPatch) -> N
     assert torch.utils.deterministic.fill_uninitialized_memory  # torch's own choice
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU: torch.cuda.is_available() is False")
+@pytest.mark.extra("gpu")
 @pytest.mark.parametrize("what", ["pooling", "sampling"])
 def test_gradients_on_a_gpu_are_the_same_bits_twice(what: str) -> None:
     x, grid = torch.rand((64, 3, 31, 31), generator=torch.Generator().manual_seed(0)), turned((31, 31), 1.3, 0.4)

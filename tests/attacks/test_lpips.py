@@ -63,10 +63,10 @@ def test_same_score_as_the_package_for_any_trunk(package: torch.nn.Module, chann
     assert torch.allclose(images.lpips(a, b, trunk), _expected(_load(model, trunk), a, b), atol=1e-5)
 
 
+@pytest.mark.extra("lpips_weights")
 def test_same_score_as_the_package_on_the_pretrained_weights(package: torch.nn.Module) -> None:
     trunk = load_pretrained_trunk()
-    if trunk is None:
-        pytest.skip("the optional pretrained weights are not on this machine")
+    assert trunk is not None
     a, b = _pairs(3, 64)
     assert torch.allclose(images.lpips(a, b), _expected(_load(package, trunk), a, b), atol=1e-5)
     x = pictures()[0][:8]
@@ -101,4 +101,23 @@ def test_nothing_found_is_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     monkeypatch.setenv(images.WEIGHTS_VARIABLE, str(tmp_path / "absent"))
     monkeypatch.setattr(images.importlib.util, "find_spec", lambda name: None)
     monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
-    assert load_pretrained_trunk.__wrapped__() is None
+    for bare in (False, True):
+        assert images._find_trunk.__wrapped__(str(tmp_path / "absent"), bare) is None
+
+
+def test_a_bare_machine_hides_what_is_installed_and_in_caches_but_not_what_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for place in (tmp_path / "weights", tmp_path / "checkpoints"):
+        place.mkdir()
+    (tmp_path / "weights" / "alexnet.ckpt").write_bytes(b"installed")
+    (tmp_path / "checkpoints" / images.TORCHVISION_FILE).write_bytes(b"cached")
+    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
+    monkeypatch.setattr(images, "_installed_files", lambda: [tmp_path / "weights" / "alexnet.ckpt"])
+    monkeypatch.setattr(images, "_find_trunk", images._find_trunk.__wrapped__)
+    assert load_pretrained_trunk() is None
+    monkeypatch.setenv(images.WEIGHTS_VARIABLE, str(tmp_path / "weights" / "alexnet.ckpt"))
+    with pytest.raises(ValueError, match=r"alexnet\.ckpt has sha256"):
+        load_pretrained_trunk()
+    monkeypatch.delenv(images.WEIGHTS_VARIABLE)
+    monkeypatch.delenv("PRIVDD_BARE")
+    with pytest.raises(ValueError, match=r"alexnet\.ckpt has sha256"):
+        load_pretrained_trunk()

@@ -31,7 +31,7 @@ from privdd.federated.simulation import Snapshot
 from privdd.models.build import build
 from privdd.models.networks import ModelSpec
 from tests.auditing import test_signal_extraction
-from tests.federations import SHORT, TINY, needs_weights, tiny
+from tests.federations import SHORT, TINY, tiny
 
 # Gradients of records that do not fit into one matrix: the same figures, and no tensor of their size.
 
@@ -194,7 +194,6 @@ def worlds_of(algo: str, count: int, *more: str) -> tuple[AdversaryView, Tensor,
     return lens, game.masks, sent
 
 
-@needs_weights
 def test_the_signal_in_the_public_map_tells_members_where_noise_is_small() -> None:
     """Within each record, over worlds: higher where it is in. Coins of other records say nothing (control)."""
     lens, masks, sent = worlds_of("feddm_public_dp", 12, *QUIET)
@@ -211,7 +210,6 @@ def test_the_signal_in_the_public_map_tells_members_where_noise_is_small() -> No
     assert tells(masks.roll(1, 0)) > 1e-3
 
 
-@needs_weights
 def test_the_signal_is_the_inner_product_in_the_extractor_alone() -> None:
     lens, _, (values,) = worlds_of("feddm_public_dp", 1, *QUIET)
     found, see = extract_signals(lens, values)["synthetic_images|embedding_alignment"], lens.method.extractor  # type: ignore[attr-defined]
@@ -228,7 +226,7 @@ def test_without_a_public_map_there_is_no_such_signal() -> None:
 
 @pytest.mark.parametrize(("algo", "name", "surface"), [
     ("feddm", "images", "synthetic_images"),
-    pytest.param("feddm_public_dp", "images", "synthetic_images", marks=needs_weights),
+    ("feddm_public_dp", "images", "synthetic_images"),
     ("fedrd", "representations", "synthetic_representations"),
 ])  # fmt: skip
 def test_an_empty_set_says_the_same_of_every_record(algo: str, name: str, surface: str) -> None:
@@ -261,7 +259,6 @@ def test_only_empty_rows_excuse_an_attack(rows: int, excused: bool) -> None:
     assert empty_release_finding(attacks["lira"], view) is None
 
 
-@needs_weights
 def test_a_client_whose_classes_were_all_dropped_is_audited(tmp_path: Path) -> None:
     """Every attack that applies ends in a finding; those on the images say that there were none."""
     short = [f"{key}={SHORT[key]}" for key in ("algo.fitting.steps", "algo.server.epochs")]

@@ -26,12 +26,12 @@ from privdd.methods.fedavg import FedAvg
 from privdd.models import networks
 from privdd.runtime.run_folder import RunFolder
 from tests.fake_device import fake_gpu
-from tests.federations import PRETRAINED, equal, finished, tiny, tiny_config, trained
+from tests.federations import equal, finished, tiny, tiny_config, trained
 
 ON_GPU = {"fedavg": True, "fedproto": True, "fedfed": True, "feddm": True, "fedlgd_dp": True, "dp_means": False}
 
 
-@pytest.mark.parametrize("algo", sorted(ON_GPU.keys() - PRETRAINED))
+@pytest.mark.parametrize("algo", sorted(ON_GPU))
 def test_a_method_that_places_nothing_on_the_gpu_is_refused(algo: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     config = tiny_config(algo, "device=cuda")
@@ -42,9 +42,8 @@ def test_a_method_that_places_nothing_on_the_gpu_is_refused(algo: str, monkeypat
             build_experiment(config)
 
 
-def test_without_a_gpu_the_line_says_so() -> None:
-    if torch.cuda.is_available():
-        pytest.skip("a GPU is present")
+def test_without_a_gpu_the_line_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(BadConfig, match=r"^device=cuda: allowed are cpu, and cuda where a GPU is present$"):
         build_experiment(tiny_config("fedavg", "device=cuda"))
 
@@ -121,14 +120,14 @@ def test_a_whole_audit_with_stand_in_images_on_the_fake_gpu(tmp_path: Path) -> N
     assert any("psnr_to_virtual" in one.measures["diagnostics"] for one in inverted)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU: torch.cuda.is_available() is False")
+@pytest.mark.extra("gpu")
 @pytest.mark.parametrize("algo", ["fedavg", "fedfed", "fedrd", "fedlgd", "feddm_dp"])
 def test_rounds_on_a_gpu_are_the_same_bits_twice(algo: str) -> None:
     first, second = (on_cuda(algo)[1] for _ in range(2))
     assert equal(first.server, second.server) and equal(first.memories, second.memories)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU: torch.cuda.is_available() is False")
+@pytest.mark.extra("gpu")
 @pytest.mark.parametrize("algo", ["fedavg", "feddm", "feddm_dp"])
 def test_rounds_on_a_gpu_give_the_results_of_the_cpu_up_to_rounding(algo: str) -> None:
     _, there, _ = on_cuda(algo)

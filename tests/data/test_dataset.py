@@ -17,6 +17,7 @@ def test_each_channel_has_a_mean_within_the_pixels_and_a_deviation() -> None:
         assert all(f"{value:g}" in describe_standardisation(name) for value in (*mean, *std))
 
 
+@pytest.mark.extra("fashion_mnist")
 def test_fashion_mnist_has_these_values_and_the_note_says_so() -> None:
     data = load_dataset("fashion_mnist", limit=4000, test_limit=10, standardise=True, keys=Keys(0))
     (mean,), (std,) = PUBLISHED_SCALES["fashion_mnist"]

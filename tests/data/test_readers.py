@@ -53,6 +53,9 @@ def test_downloads_lie_where_the_user_says_or_in_the_usual_cache(monkeypatch, tm
     monkeypatch.setenv("PRIVDD_DATA", str(tmp_path))
     assert data_folder() == tmp_path
     monkeypatch.delenv("PRIVDD_DATA")
+    with pytest.raises(DataNotFound, match=r"PRIVDD_BARE=1 hides this machine's data: set data.root or PRIVDD_DATA"):
+        data_folder()
+    monkeypatch.delenv("PRIVDD_BARE")
     monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
     assert data_folder() == Path("/somewhere/privdd")
     monkeypatch.delenv("XDG_CACHE_HOME")

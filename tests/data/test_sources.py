@@ -19,7 +19,6 @@ from privdd.data import DataNotFound, load_dataset
 from privdd.data.readers import SYSTEM_FOLDER, import_torchvision, read_idx
 
 FASHION = SYSTEM_FOLDER / "fashion-mnist"
-fashion = pytest.mark.skipif(not FASHION.is_dir(), reason="Fashion-MNIST is not in the system's dataset folder")
 
 
 def idx_bytes(array: np.ndarray) -> bytes:
@@ -51,7 +50,7 @@ def test_digits_are_those_of_scikit_learn():
     assert len(torch.cat([data.train.ids, data.test.ids]).unique()) == 1797
 
 
-@fashion
+@pytest.mark.extra("fashion_mnist")
 def test_idx_reader_agrees_with_torchvision(tmp_path):
     raw = tmp_path / "FashionMNIST" / "raw"
     raw.mkdir(parents=True)
@@ -103,7 +102,7 @@ def test_missing_data_says_where_it_looked(tmp_path, monkeypatch, name):
         ("emnist", (6, 28, 28), (1, 28, 28)),
     ],
 )
-def test_torchvision_layouts_become_channels_first(monkeypatch, name, stored, shape):
+def test_torchvision_layouts_become_channels_first(monkeypatch, tmp_path, name, stored, shape):
     """Where channel and pixel went is read off one marked value."""
     data = np.zeros(stored, np.uint8)
     spot = {3: (2, 3, 5), 4: (2, 3, 5, 1) if stored[-1] == 3 else (2, 1, 3, 5)}[len(stored)]
@@ -112,7 +111,7 @@ def test_torchvision_layouts_become_channels_first(monkeypatch, name, stored, sh
     monkeypatch.setattr(
         "privdd.data.readers.fetch_torchvision", lambda *a, **k: SimpleNamespace(data=data, labels=labels, targets=labels)
     )
-    found = load_dataset(name, keys=Keys(0))
+    found = load_dataset(name, root=tmp_path, keys=Keys(0))
     row, column = (5, 3) if name == "emnist" else (3, 5)  # EMNIST's files hold images mirrored at the diagonal
     assert found.shape == shape and found.train.y.tolist() == labels
     assert found.train.x.nonzero().tolist() == [[2, shape[0] // 2, row, column]] and found.train.x.max() == 1

@@ -10,7 +10,6 @@ from sklearn.linear_model import Ridge
 from sklearn.neighbors import NearestCentroid
 from torch import Tensor
 
-from attacks.images import load_pretrained_trunk
 from privdd.cli.build import build_experiment
 from privdd.core.rng import Keys
 from privdd.core.types import Records, Shard
@@ -28,7 +27,7 @@ from privdd.distillation.public_features import (
     record_moments,
     ridge_head,
 )
-from tests.federations import finished, needs_weights, tiny, tiny_config
+from tests.federations import finished, tiny, tiny_config
 
 # The public pre-trained map against the package lpips, and what images do that follow it.
 
@@ -40,10 +39,9 @@ def pictures(count: int, channels: int = 1, side: int = 28, seed: int = 0) -> Te
     return torch.rand((count, channels, side, side), generator=Keys(seed).torch())
 
 
-@needs_weights
 @pytest.mark.parametrize(("channels", "side"), [(1, 28), (3, 32), (1, 8)])
 def test_features_are_those_of_the_layers_run_one_by_one(channels: int, side: int) -> None:
-    trunk, x = load_pretrained_trunk(), pictures(3, channels, side)
+    trunk, x = extractor.load_trunk(), pictures(3, channels, side)
     found = AlexNet(layers=[1, 3], grid=2, side=64, pixels=4, weight=0.5)(x)
     scaled = F.interpolate(x.expand(-1, 3, -1, -1) * 2 - 1, size=(64, 64), mode="bilinear", align_corners=False)
     mean, std = torch.tensor([-0.030, -0.088, -0.188]), torch.tensor([0.458, 0.448, 0.450])
@@ -56,7 +54,6 @@ def test_features_are_those_of_the_layers_run_one_by_one(channels: int, side: in
     assert torch.allclose(found, torch.cat(parts, 1), atol=2e-3)
 
 
-@needs_weights
 def test_a_row_depends_on_its_image_alone() -> None:
     """Up to the order in which a batch's convolution is summed."""
     see, x = AlexNet(), pictures(6)
@@ -67,7 +64,6 @@ def test_a_row_depends_on_its_image_alone() -> None:
     assert torch.allclose(see(changed)[1:], see(x)[1:], atol=1e-6)
 
 
-@needs_weights
 @pytest.mark.parametrize(
     ("settings", "named"),
     [
@@ -138,7 +134,6 @@ def some_rows(n: int = 60, d: int = 6, seed: int = 0) -> tuple[torch.Tensor, tor
     return x / 1.09**0.5, y
 
 
-@needs_weights
 def test_rows_have_norm_one_and_do_not_depend_on_each_other() -> None:
     rows, x = PublicRows(AlexNet(layers=[1], side=32), **SMALL), torch.rand(5, 1, 8, 8)
     found = rows(x)
@@ -148,7 +143,6 @@ def test_rows_have_norm_one_and_do_not_depend_on_each_other() -> None:
     assert torch.equal(rows.embed_rows(x), rows.embed_rows(x.clone())) and not torch.equal(rows.embed_rows(x), rows.embed_rows(1 - x))
 
 
-@needs_weights
 def test_the_network_is_the_head_after_the_rows_and_has_no_other_parameter() -> None:
     rows = PublicRows(AlexNet(layers=[1], side=32), **SMALL)
     model, x = PublicHead(rows, (1, 8, 8), 4), torch.rand(3, 1, 8, 8)
@@ -158,7 +152,6 @@ def test_the_network_is_the_head_after_the_rows_and_has_no_other_parameter() -> 
     assert torch.allclose(torch.func.functional_call(model, state, (x,)), rows(x) @ weight.T, atol=1e-5)
 
 
-@needs_weights
 def test_shards_that_share_records_get_the_rows_that_each_gets_alone() -> None:
     rows, x, ids = PublicRows(AlexNet(layers=[1], side=32), **SMALL), torch.rand(6, 1, 8, 8), torch.arange(6) + 10
     shards = []

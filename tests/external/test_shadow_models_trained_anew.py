@@ -66,7 +66,6 @@ def test_it_learns_without_the_audited_weights() -> None:
 
 @pytest.mark.engine
 def test_shadow_models_are_alike_on_ray() -> None:
-    pytest.importorskip("ray")
     tasks = shadow_tasks()
     here = map(train_shadow_model, tasks)
     assert all(torch.equal(a, b) for (a, _), (b, _) in zip(here, Engine("ray", workers=2).map(train_shadow_model, tasks), strict=True))

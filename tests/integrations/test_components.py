@@ -105,8 +105,6 @@ def test_the_table_that_is_shipped_is_that_of_the_rows_and_says_why_one_does_not
 
 
 def made(target: str, args: dict, stated: dict | None = None):
-    library = target.partition(":")[0].partition(".")[0]
-    pytest.importorskip(library, reason=f"{library} is not installed")
     found = adapt_component(load_target(target), args, stated or {})
     assert found is not None
     return found[0], found[1]
@@ -144,7 +142,8 @@ def test_flowers_strategies_run_a_round_and_aggregate_by_weight(name: str, monke
 
 def test_flowers_accountant_states_what_it_counted() -> None:
     target, args = f"{STRATEGY}ServerSideFixedClipping", {"noise_multiplier": 1, "clipping_norm": 1, "accountant": True}
-    serverapp = pytest.importorskip("flwr.serverapp")
+    from flwr import serverapp
+
     if not hasattr(serverapp, "PrivacyConfig"):
         with pytest.raises(BadConfig, match=r"1\.42"):
             made(target, args)
@@ -194,6 +193,7 @@ def test_accountants_of_dp_accounting_are_held_against_a_clipped_sum() -> None:
     assert made("dp_accounting.rdp:RdpAccountant", args)[1]["epsilon"] < exact["epsilon"]  # as if it were 1
 
 
+@pytest.mark.extra("jax_privacy")
 def test_jax_privacy_clips_rows_sums_and_adds_its_noise() -> None:
     f, said = made("jax_privacy.clipping:clipped_fun", {"noise_multiplier": 0.5, "l2_clip_norm": 2.0})
     sent = np.array([f()(np.array([[300.0, 400.0, 0.0], [0.0, 0.0, 0.5]])) for _ in range(600)])
@@ -203,6 +203,7 @@ def test_jax_privacy_clips_rows_sums_and_adds_its_noise() -> None:
         made("jax_privacy.clipping:clipped_fun", {})
 
 
+@pytest.mark.extra("jax_privacy")
 def test_jax_privacys_plan_samples_at_its_rate() -> None:
     args = {"noise_multiplier": 0.5, "sampling_prob": 0.25}
     f, said = made("jax_privacy.experimental.execution_plan:BandMFExecutionPlanConfig", args)
@@ -216,6 +217,7 @@ PFL = "pfl.privacy."
 UPDATE = [np.full((3, 2), 100.0), np.full(4, 100.0)]
 
 
+@pytest.mark.extra("pfl")
 def test_pfl_clips_over_all_arrays_and_adds_what_epsilon_needs() -> None:
     f, said = made(f"{PFL}gaussian_mechanism:GaussianMechanism", {"epsilon": 2.0})
     sent = np.array([np.concatenate([a.ravel() for a in f()(UPDATE)]) for _ in range(600)])
@@ -223,7 +225,9 @@ def test_pfl_clips_over_all_arrays_and_adds_what_epsilon_needs() -> None:
     assert sent.std() == pytest.approx(sigma(2.0), rel=0.05) and said["epsilon"] == 2.0
 
 
+@pytest.mark.extra("pfl")
 @pytest.mark.parametrize("target", ["gaussian_mechanism:GaussianMechanism", "adaptive_clipping:AdaptiveClippingGaussianMechanism"])
+@pytest.mark.extra("pfl")
 def test_pfls_server_sums_users_and_adds_noise(target: str) -> None:
     args = {"epsilon": 15.0, **({"accountant": True} if "adaptive" not in target else {"clipping_indicator_noise_stddev": 9.0})}
     f, said = made(f"{PFL}{target}", args)
@@ -231,6 +235,7 @@ def test_pfls_server_sums_users_and_adds_noise(target: str) -> None:
     assert sent == pytest.approx([0.6, 1.3], abs=0.2) and said["kind"] == "aggregate"
 
 
+@pytest.mark.extra("pfl")
 def test_pfls_laplace_noise_is_that_of_its_l1_clip() -> None:
     f, said = made(f"{PFL}laplace_mechanism:LaplaceMechanism", {"epsilon": 2.0, "clipping_bound": 3.0})
     sent = np.array([np.concatenate([a.ravel() for a in f()(UPDATE)]) for _ in range(600)])
@@ -238,6 +243,7 @@ def test_pfls_laplace_noise_is_that_of_its_l1_clip() -> None:
     assert said == {"epsilon": 2.0, "delta": 0.0, "kind": "update", "relation": "zero_out"}
 
 
+@pytest.mark.extra("pfl")
 def test_pfls_metrics_are_released_only_where_asked_for() -> None:
     target = f"{PFL}gaussian_mechanism:GaussianMechanism"
     assert len(made(target, {"epsilon": 2.0})[0]()(UPDATE)) == 2
@@ -250,6 +256,7 @@ def test_pfls_metrics_are_released_only_where_asked_for() -> None:
 NVFLARE = "nvflare.app_common."
 
 
+@pytest.mark.extra("nvflare")
 def test_nvflares_filter_states_what_its_own_accountant_says_and_sends_a_share() -> None:
     args = {"fraction": 0.2, "gamma": 1.0, "tau": 0.1, "epsilon": 3.0, "numbers": 10}
     f, said = made(f"{NVFLARE}filters.svt_privacy:SVTPrivacy", args)
@@ -258,6 +265,7 @@ def test_nvflares_filter_states_what_its_own_accountant_says_and_sends_a_share()
     assert (np.count_nonzero(sent, axis=1) <= 2).all() and np.count_nonzero(sent) > 100
 
 
+@pytest.mark.extra("nvflare")
 def test_nvflares_other_filters_state_nothing() -> None:
     f, said = made(f"{NVFLARE}filters.percentile_privacy:PercentilePrivacy", {})
     assert np.concatenate([a.ravel() for a in f()(UPDATE)]) == pytest.approx(np.full(10, 0.01)) and "epsilon" not in said
@@ -271,11 +279,31 @@ def test_nvflares_other_filters_state_nothing() -> None:
     ("target", "args", "expected"),
     [
         ("diffprivlib.tools:mean", {"bounds": [0, 1]}, 0.5), ("diffprivlib.tools:var", {"bounds": [0, 1]}, 0.25),
-        ("opendp.measurements:make_laplace", {}, 5.0), ("pydp.algorithms.laplacian:BoundedSum", {"lower_bound": 0, "upper_bound": 1}, 5.0),
+    ],
+)  # fmt: skip
+@pytest.mark.extra("diffprivlib")
+def test_statistics_of_diffprivlib_are_released_with_their_own_noise(target: str, args: dict, expected: float) -> None:
+    check_statistic(target, args, expected)
+
+
+@pytest.mark.extra("opendp")
+def test_a_sum_of_opendp_is_released_with_its_own_noise() -> None:
+    check_statistic("opendp.measurements:make_laplace", {}, 5.0)
+
+
+@pytest.mark.extra("pydp")
+@pytest.mark.parametrize(
+    ("target", "args", "expected"),
+    [
+        ("pydp.algorithms.laplacian:BoundedSum", {"lower_bound": 0, "upper_bound": 1}, 5.0),
         ("pydp.algorithms.laplacian:Count", {}, 10.0),
     ],
 )  # fmt: skip
-def test_statistics_are_released_with_their_own_noise(target: str, args: dict, expected: float) -> None:
+def test_statistics_of_pydp_are_released_with_their_own_noise(target: str, args: dict, expected: float) -> None:
+    check_statistic(target, args, expected)
+
+
+def check_statistic(target: str, args: dict, expected: float) -> None:
     f, said = made(target, {"epsilon": 1000.0, **args})
     data = np.array([[0.0], [1.0]] * 5)
     assert np.mean([f()(data) for _ in range(20)]) == pytest.approx(expected, abs=0.05) and said["epsilon"] == 1000.0

@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("flwr")
-
 from privdd.core.validation import BadConfig
 from privdd.federated.simulation import run_round, start_training
 from privdd.integrations.flower import GridEngine, find_clients, run_on_grid

@@ -8,9 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-pytest.importorskip("flwr")
-
 from flwr.app import ArrayRecord, Context, Message
 from flwr.clientapp.mod import LocalDpMod
 from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, FedAvg

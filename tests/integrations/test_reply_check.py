@@ -13,9 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-
-pytest.importorskip("flwr")
-
 from flwr.app import Array, ArrayRecord, Message, MetricRecord
 
 from privdd.core.validation import BadConfig

@@ -7,8 +7,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-pytest.importorskip("flwr")
-
 from privdd.core.types import Records, Shard
 from privdd.federated.simulation import ClientTask, run_round, start_training
 from privdd.integrations.flower import GridEngine

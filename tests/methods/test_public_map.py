@@ -17,10 +17,9 @@ from privdd.methods.dp_head import DPHead
 from privdd.methods.dp_means import DPMeans
 from privdd.methods.dp_moments import DPMoments
 from privdd.runtime.engine import Engine
-from tests.federations import finished, needs_weights, tiny
+from tests.federations import finished, tiny
 
 torch.set_num_threads(1)
-pytestmark = needs_weights
 KINDS = {"dp_head": DPHead, "dp_means": DPMeans, "dp_moments": DPMoments}
 ALL = ("privacy.sampling_probability=1",)
 

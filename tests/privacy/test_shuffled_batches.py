@@ -93,8 +93,8 @@ def test_shuffled_batches_can_cost_more_than_poisson_ones() -> None:
     assert bound_batch_epsilon(0.6, DELTA, batches=1000)[0] > 1.5 * poisson
 
 
+@pytest.mark.extra("PLD_accounting")
 def test_balls_in_bins_bounds_are_those_of_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("PLD_accounting", reason="PLD_accounting is not installed")
     wide = bound_batch_epsilon(1.0, 1e-3, batches=3, sampling="balls_in_bins")
     monkeypatch.setattr(module, "ALLOCATION_LIBRARY", "PLD_accounting")
     low, high = bound_batch_epsilon(1.0, 1e-3, batches=3, sampling="balls_in_bins")

@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import html
 import json
-import os
 import re
 from pathlib import Path
 from typing import Any
@@ -17,10 +16,10 @@ import pytest
 
 from privdd.reporting.comparison import write_comparison
 from privdd.reporting.page import write_report
-from tests.reporting.test_page import browse, chromium
+from tests.bare_machine import AXE_VERSION, axe_file
+from tests.reporting.test_page import browse
 
-ROOT = Path(__file__).parents[2]
-VERSION, DIGEST = "4.14.1", "29348999450cdf2849a8e70b7912fc2da85a849da39c0d0d5394f51d4a9ed95c"
+DIGEST = "29348999450cdf2849a8e70b7912fc2da85a849da39c0d0d5394f51d4a9ed95c"
 POLICY = re.compile(r'<meta http-equiv="Content-Security-Policy"[^>]*>')
 RUN = """<script>%s</script><script>
 document.querySelectorAll("details").forEach(one => { one.open = true; });
@@ -36,12 +35,9 @@ axe.run(document, {resultTypes: ["violations"]}).then(found => {
 
 
 def axe() -> str:
-    chromium()
-    path = Path(os.environ.get("PRIVDD_AXE") or ROOT / ".cache" / "axe" / "node_modules" / "axe-core" / "axe.min.js")
-    if not path.is_file():
-        pytest.skip(f"no axe-core: npm install --prefix .cache/axe axe-core@{VERSION}")
+    path = axe_file()
     data = path.read_bytes()
-    assert hashlib.sha256(data).hexdigest() == DIGEST, f"{path} is not axe-core {VERSION}"
+    assert hashlib.sha256(data).hexdigest() == DIGEST, f"{path} is not axe-core {AXE_VERSION}"
     return data.decode().replace("</script", "<\\/script")
 
 
@@ -62,7 +58,7 @@ def pages(runs: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> di
     return {name: path.read_text(encoding="utf-8") for name, path in made.items()}
 
 
-@pytest.mark.browser
+@pytest.mark.extra("browser", "axe_core")
 @pytest.mark.parametrize("name", ["report", "comparison"])
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 def test_no_serious_violation(pages: dict[str, str], name: str, dark: bool, tmp_path: Path) -> None:
@@ -71,7 +67,7 @@ def test_no_serious_violation(pages: dict[str, str], name: str, dark: bool, tmp_
     assert [one for one in found["bad"] if one[0] in ("serious", "critical")] == []
 
 
-@pytest.mark.browser
+@pytest.mark.extra("browser", "axe_core")
 def test_axe_sees_a_picture_without_words_and_grey_on_grey(pages: dict[str, str], tmp_path: Path) -> None:
     bad = pages["report"].replace("</style>", ".also {color: #ccc !important}</style>").replace("</main>", '<img src="data:,"></main>')
     seen = {one[1] for one in look(bad, tmp_path, dark=False)["bad"]}

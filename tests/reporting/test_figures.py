@@ -72,7 +72,8 @@ def test_the_mark_stands_at_one_outsider_and_the_control_is_drawn() -> None:
 
 
 def test_psnr_agrees_with_scikit_image() -> None:
-    skimage = pytest.importorskip("skimage.metrics")
+    import skimage.metrics as skimage
+
     rng = Keys(0).fold("pictures").numpy()
     a, b = rng.uniform(size=(2, 4, 3, 8, 8))
     expected = [skimage.peak_signal_noise_ratio(x, y, data_range=1) for x, y in zip(a, b, strict=True)]

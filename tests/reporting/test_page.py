@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from privdd.report import main
 from privdd.reporting.comparison import write_comparison
 from privdd.reporting.findings_tables import TableCell, findings_by_question
-from privdd.reporting.page import write_report
+from privdd.reporting.page import find_browser, write_report
 from privdd.reporting.schema import load_findings
 from privdd.runtime.files import DamagedRun
 from tests.conftest import SmallAudit
@@ -272,34 +272,27 @@ FLAGS = (
 )  # fmt: skip
 
 
-def chromium() -> str:
-    browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if browser is None:
-        pytest.skip("no Chromium on this machine")
-    return browser
-
-
 def browse(page: Path, profile: Path, *flags: str) -> tuple[str, list[str]]:
     """The document as the browser holds it, and its console lines."""
-    command = [chromium(), *FLAGS, *flags, f"--user-data-dir={profile}", page.resolve().as_uri()]
+    command = [find_browser(), *FLAGS, *flags, f"--user-data-dir={profile}", page.resolve().as_uri()]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=True)
     return done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
 
 
-@pytest.mark.browser
+@pytest.mark.extra("browser")
 @pytest.mark.parametrize("name", ["unprotected", "comparison"])
 def test_a_browser_opens_it_without_a_word(pages: dict[str, Path], name: str, tmp_path: Path) -> None:
     document, console = browse(pages[name], tmp_path)
     assert console == [] and "What each number means" in document
 
 
-@pytest.mark.browser
+@pytest.mark.extra("browser")
 def test_a_browser_runs_nothing_of_a_hostile_run(hostile: Path, tmp_path: Path) -> None:
     document, console = browse(write_report(hostile), tmp_path)
     assert console == [] and "<title>owned" not in document and "<title>Unprotected" in document
 
 
-@pytest.mark.browser
+@pytest.mark.extra("browser")
 def test_the_browser_check_can_fail(pages: dict[str, Path], tmp_path: Path) -> None:
     """A script smuggled in is refused by the page's own policy, and the console says so."""
     text = pages["unprotected"].read_text(encoding="utf-8")

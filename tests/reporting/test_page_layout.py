@@ -16,7 +16,7 @@ import pytest
 from privdd.reporting.comparison import write_comparison
 from privdd.reporting.page import print_pdf, write_report
 from tests.reporting.fixture import write_run
-from tests.reporting.test_page import browse, chromium
+from tests.reporting.test_page import browse
 
 WIDTHS = (390, 768, 1400, 1920)
 FRAME = """<!doctype html><meta charset="utf-8"><body style="margin:0"><iframe id="f" srcdoc="%s"
@@ -71,7 +71,7 @@ def measure(page: str, folder: Path) -> dict[str, Any]:
     return json.loads(html.unescape(found.group(1)))
 
 
-@pytest.mark.browser
+@pytest.mark.extra("browser")
 def test_no_row_towers_and_nothing_leaves_the_page(many: Path, tmp_path: Path) -> None:
     found = measure(many.read_text(encoding="utf-8"), tmp_path)
     assert found.keys() == {f"{scheme} {width}" for scheme in ("light", "dark") for width in WIDTHS}
@@ -81,7 +81,7 @@ def test_no_row_towers_and_nothing_leaves_the_page(many: Path, tmp_path: Path) -
         assert values["rows"] <= 200, (width, values)  # but for a phone's, where a row of the first table is a card
 
 
-@pytest.mark.browser
+@pytest.mark.extra("browser")
 def test_a_comparison_stays_on_the_page_too(runs: dict[str, Path], tmp_path: Path) -> None:
     page = write_comparison([*runs.values(), write_run(tmp_path / "long", algo="a_method_with_a_very_long_name_dp")], tmp_path)
     for width, values in measure(page.read_text(encoding="utf-8"), tmp_path).items():
@@ -89,7 +89,7 @@ def test_a_comparison_stays_on_the_page_too(runs: dict[str, Path], tmp_path: Pat
         assert values["rows"] <= 200, (width, values)
 
 
-@pytest.mark.browser
+@pytest.mark.extra("browser")
 def test_the_measure_sees_a_table_of_letters_and_a_page_too_wide(many: Path, tmp_path: Path) -> None:
     """The fault that the first pages had: any letter may begin a line, and so cells are as narrow as one."""
     text = many.read_text(encoding="utf-8")
@@ -102,13 +102,12 @@ def test_the_measure_sees_a_table_of_letters_and_a_page_too_wide(many: Path, tmp
 
 def sheets(page: Path) -> list[str]:
     """"tall" or "wide" for each sheet of the page's print."""
-    chromium()  # or the test is skipped
     found = re.findall(rb"/MediaBox\s*\[([^\]]*)\]", print_pdf(page).read_bytes())
     sizes = [[float(one) for one in sheet.split()] for sheet in found]
     return ["wide" if right > top else "tall" for _, _, right, top in sizes]
 
 
-@pytest.mark.browser
+@pytest.mark.extra("browser")
 def test_the_page_prints_on_at_most_fifteen_sheets_and_its_decision_on_two(many: Path, tmp_path: Path) -> None:
     found = sheets(many)
     assert 3 <= len(found) <= 15 and "wide" in found[2:] and found[-1] == "tall"  # the findings lie across

@@ -11,14 +11,12 @@ import pytest
 from privdd.report import main
 from privdd.reporting.page import NoBrowser, find_browser, print_pdf
 from tests.conftest import SmallAudit
-from tests.reporting.test_page import chromium
 
 
-@pytest.mark.browser
+@pytest.mark.extra("browser")
 def test_a_run_is_printed_and_its_seal_still_holds(
     audited: Callable[[str], SmallAudit], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    chromium()
     folder = Path(shutil.copytree(audited("fedavg").path, tmp_path / "run"))
     assert main([str(folder), "--pdf"]) == 0
     said = capsys.readouterr().out.splitlines()
@@ -28,7 +26,9 @@ def test_a_run_is_printed_and_its_seal_still_holds(
 
 def test_without_a_browser_one_line_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.delenv("PRIVDD_BROWSER", raising=False)
+    with pytest.raises(NoBrowser, match=r"a PDF needs a browser, and PRIVDD_BARE=1 hides those on the PATH: set PRIVDD_BROWSER"):
+        find_browser()
+    monkeypatch.setenv("PRIVDD_BARE", "0")
     with pytest.raises(NoBrowser, match=r"a PDF needs a browser, and none of chromium, .* is on the PATH; or open the page"):
         find_browser()
 

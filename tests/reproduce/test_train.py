@@ -256,7 +256,7 @@ def test_the_surrogate_and_the_radius_are_those_of_the_stored_rows(whole: tuple[
         path.unlink()  # the entry itself has none of these
 
 
-@pytest.mark.browser
+@pytest.mark.extra("browser", "axe_core")
 def test_a_browser_lays_the_page_out_and_axe_finds_nothing_serious(whole: tuple[Path, dict], tmp_path: Path) -> None:
     reproduce_entry(ENTRY, ReproduceArguments(ENTRY.name, "small", (0, 1), 1, whole[0]))
     text = (whole[0] / "small" / ENTRY.name / ENTRY_PAGE).read_text(encoding="utf-8")

@@ -52,8 +52,6 @@ def cluster() -> Iterator[None]:
 
 @pytest.fixture
 def engine(request: pytest.FixtureRequest) -> Engine:
-    if request.param.kind == "ray":
-        pytest.importorskip("ray")
     return request.param
 
 
@@ -206,7 +204,8 @@ def test_a_callers_own_joblib_works_after_ours(tmp_path: Path) -> None:
 @pytest.mark.engine
 def test_a_cluster_for_one_worker_makes_way_where_two_are_asked_for(tmp_path: Path) -> None:
     """In whatever order: the first Ray engine of a process decided how many workers all later ones had."""
-    ray = pytest.importorskip("ray")
+    import ray
+
     from privdd.runtime.engine import RayCluster, connect_ray, disconnect_ray
 
     disconnect_ray()
@@ -217,7 +216,6 @@ def test_a_cluster_for_one_worker_makes_way_where_two_are_asked_for(tmp_path: Pa
 
 def test_a_cluster_that_the_user_started_meanwhile_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ours is gone then; theirs, with fewer workers than are asked for, is no one's to end but theirs."""
-    pytest.importorskip("ray")
     from privdd.runtime import engine as ours
     from privdd.runtime import ray_cleanup
 
@@ -274,7 +272,6 @@ def test_ray_missing_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.engine
 def test_an_address_without_a_cluster_is_one_line() -> None:
-    pytest.importorskip("ray")
     from privdd.runtime.engine import disconnect_ray
 
     disconnect_ray()

@@ -15,13 +15,10 @@ from typing import Any
 import dp_accounting as dpa
 import pytest
 import torch
-from safetensors.torch import save
-
-pytest.importorskip("flwr")
-
 from flwr.app import Context, Message, RecordDict
 from flwr.common.serde import recorddict_to_proto
 from flwr.supercore.task_identity import TaskIdentity
+from safetensors.torch import save
 
 from privdd.core.types import Received, Records, Shard, State, Tensors, flatten_values
 from privdd.federated.experiment import Experiment

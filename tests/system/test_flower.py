@@ -13,9 +13,6 @@ from typing import Any
 
 import pytest
 import torch
-
-pytest.importorskip("flwr")
-
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity

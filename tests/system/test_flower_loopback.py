@@ -10,8 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-pytest.importorskip("flwr")
-
 from privdd.cli import main as cli
 from privdd.recording.recording import read_recordings
 from privdd.reporting.schema import load_findings

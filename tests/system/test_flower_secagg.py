@@ -16,9 +16,6 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
-
-pytest.importorskip("flwr")
-
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.client import NumPyClient
 from flwr.client.mod import secaggplus_mod

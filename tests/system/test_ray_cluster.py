@@ -24,7 +24,6 @@ def tasks(folder: Path) -> list[Deadly]:
 @pytest.fixture(scope="module")
 def two_nodes() -> Iterator[object]:
     """Two nodes of one processor each, on ports of their own."""
-    pytest.importorskip("ray")
     from ray.cluster_utils import Cluster
 
     from privdd.runtime.engine import disconnect_ray

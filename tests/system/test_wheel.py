@@ -23,7 +23,6 @@ def call(*arguments: str, cwd: Path, **environment: str) -> str:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory) -> Path:
-    pytest.importorskip("hatchling")
     out = tmp_path_factory.mktemp("wheel")
     call("-m", "hatchling", "build", "-t", "wheel", "-d", str(out), cwd=ROOT)
     (built,) = out.glob("*.whl")

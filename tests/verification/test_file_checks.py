@@ -8,14 +8,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives import serialization
 
 from privdd import report, verify
 from privdd.runtime.files import read_json, write_json
 from privdd.runtime.run_folder import seal_folder
 from privdd.verification.file_checks import check_signature, sign_run
 from tests.conftest import SmallAudit
-
-serialization = pytest.importorskip("cryptography.hazmat.primitives.serialization", reason="cryptography is an extra")
 
 
 @pytest.fixture
