@@ -18,6 +18,7 @@ For a class of your own, which a yaml file names in ``_target_`` (docs/tutorials
 - ``check`` looks for what refutes the stated epsilon of any function on arrays; ``assert_private`` does so in a test;
 - ``audit_model`` attacks a model that was trained elsewhere, of scikit-learn, torch or anything else, and
   ``audit_synthetic`` a synthetic data set;
+- ``account`` gives the epsilon of a training that is described by its numbers, or the noise for an epsilon;
 - ``reconstruction`` says from a ``Ledger`` how often a record could be named among k candidates;
 - ``ModelSpec`` names a network, ``build`` makes it, ``initial`` draws its weights.
 
@@ -62,6 +63,7 @@ if TYPE_CHECKING:
     from privdd.federated.method import AuditHooks, Method
     from privdd.methods.fedavg import FedAvg
     from privdd.models import ModelSpec, build, initial
+    from privdd.privacy.account import Account, NoisedSteps, account
     from privdd.privacy.claims import Claim
     from privdd.privacy.lattice import Lattice
     from privdd.privacy.ledger import Ledger
@@ -91,6 +93,7 @@ _BY_MODULE = {  # name:other where it is called ``other`` there
     "privdd.federated.method": "AuditHooks Method",
     "privdd.methods.fedavg": "FedAvg",
     "privdd.models": "ModelSpec build initial",
+    "privdd.privacy.account": "Account NoisedSteps account",
     "privdd.privacy.claims": "Claim",
     "privdd.privacy.lattice": "Lattice",
     "privdd.privacy.ledger": "Ledger",
@@ -109,10 +112,10 @@ PUBLIC: Mapping[str, tuple[str, str]] = {  # name -> its module, and what it is 
 }
 
 __all__ = [
-    "Adversary", "Artifact", "Attack", "AuditHooks", "BrokenContract", "Capture", "Checked", "Claim", "ClientContext", "ClientRound", "Dataset",
+    "Account", "Adversary", "Artifact", "Attack", "AuditHooks", "BrokenContract", "Capture", "Checked", "Claim", "ClientContext", "ClientRound", "Dataset",
     "Evidence", "Family", "FedAvg", "Finding", "Findings", "Keys", "Knowledge", "Lattice", "Ledger", "LossThreshold",
-    "Mechanism", "MembershipAttack", "Method", "ModelSpec", "Naming", "Noise", "Output", "Problem", "Received", "Records", "RunRecord", "Shard",
-    "State", "Surface", "Tensors", "Trained", "Truth", "Upload", "View", "Worlds", "assert_private", "audit", "audit_model", "audit_synthetic", "average",
+    "Mechanism", "MembershipAttack", "Method", "ModelSpec", "Naming", "Noise", "NoisedSteps", "Output", "Problem", "Received", "Records", "RunRecord", "Shard",
+    "State", "Surface", "Tensors", "Trained", "Truth", "Upload", "View", "Worlds", "account", "assert_private", "audit", "audit_model", "audit_synthetic", "average",
     "build", "check", "check_method", "compare", "config_of", "frontier", "initial", "load_run", "pack", "reconstruction",
     "train", "unpack",
 ]  # fmt: skip

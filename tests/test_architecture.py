@@ -40,7 +40,7 @@ MAY_IMPORT["integrations"] = {*MAY_IMPORT, "cli"} - {"selftest_faults"}
 MAY_IMPORT["reproduce"] = {
     "core", "models", "runtime", "privacy", "data", "federated", "training", "distillation", "reporting", "cli", "attacks",
 }  # fmt: skip
-DOORS = {"__init__", "api", "audit", "check", "gate", "report", "selftest", "train", "verify"}  # the only modules at the top of privdd; they may import all
+DOORS = {"__init__", "account", "api", "audit", "check", "gate", "report", "selftest", "train", "verify"}  # the only modules at the top of privdd; they may import all
 
 
 @cache
