@@ -130,13 +130,21 @@ class Worlds:
 
 @dataclass(frozen=True)
 class View:
-    """What one adversary holds about one surface (no truth inside)."""
+    """What one adversary holds about one surface (no truth inside).
+
+    message: the names of what it holds, joined by ", ": those of the captures, unless they are given.
+    """
 
     surface: Surface
     adversary: Adversary
     captures: tuple[Capture, ...]
     knowledge: Knowledge
     worlds: Worlds | None = None
+    message: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.message:
+            object.__setattr__(self, "message", ", ".join(dict.fromkeys(c.name for c in self.captures)))
 
 
 @dataclass(frozen=True)
@@ -171,7 +179,10 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Finding:
-    """One row of the report. Measures that do not apply are absent from ``measures``."""
+    """One row of the report. Measures that do not apply are absent from ``measures``.
+
+    message: the name of the message (or of the noised query) that it is about, several joined by ", "; "" = not known by name.
+    """
 
     surface: Surface
     attack: str
@@ -179,6 +190,7 @@ class Finding:
     adversary: Adversary
     measures: Mapping[str, Any]
     figures: Mapping[str, Tensor] = field(default_factory=dict)
+    message: str = ""
 
     def with_measures(self, **more: Any) -> Finding:
         return replace(self, measures={**self.measures, **more})

@@ -158,7 +158,8 @@ class AttackTask:
             finding = finding.with_measures(diagnostics={**finding.measures.get("diagnostics", {}), **bound})
         finding = finding.with_measures(seconds=spent + time.monotonic() - began)
         records = exposed_records(finding, job.view) if self.terms.pictures else {}
-        return AttackOutcome(replace(finding, attack=job.name), evidence_tensors(finding, evidence, job.view) | records)
+        named = replace(finding, attack=job.name, message=job.view.message)
+        return AttackOutcome(named, evidence_tensors(finding, evidence, job.view) | records)
 
 
 def _finding_without_attack(job: AttackJob) -> Finding | None:
@@ -225,7 +226,8 @@ def _found_before(
 
 def _is_of(finding: Finding, job: AttackJob) -> bool:
     """Whether a finding came of the same attack on the same view."""
-    same = (finding.surface, finding.attack, finding.adversary) == (job.view.surface, job.name, job.view.adversary)
+    asked = (job.view.message, job.view.surface, job.name, job.view.adversary)
+    same = (finding.message, finding.surface, finding.attack, finding.adversary) == asked
     return same and str(finding.measures.get("note", "")).startswith(job.note)
 
 
@@ -309,7 +311,7 @@ def exposed_records(finding: Finding, view: View) -> dict[str, Tensor]:
 
 
 ONE_RUN = "one_run_"  # how findings of a game of canaries are named
-HEAD = {"surface", "attack", "family", "adversary"}
+HEAD = {"surface", "attack", "family", "adversary", "message", "refutes"}  # of a row: all that is no measure
 
 
 @dataclass(frozen=True)
@@ -376,7 +378,8 @@ def _sealed(record: RunRecord) -> frozenset[str]:
 def as_finding(row: FindingRow) -> Finding:
     """A row as the value that verdicts are made from."""
     measures: dict[str, Any] = row.model_dump(exclude_none=True, exclude=HEAD)
-    return Finding(Surface(row.surface), row.attack, Family(row.family), Adversary(row.adversary), measures)
+    head = (Surface(row.surface), row.attack, Family(row.family), Adversary(row.adversary))
+    return Finding(*head, measures, message=row.message or "")
 
 
 def _count_untested(finding: Finding) -> int:
@@ -384,5 +387,5 @@ def _count_untested(finding: Finding) -> int:
     return len(finding.measures.get("diagnostics", {}).get("untested") or ())
 
 
-def _identity(finding: Finding) -> tuple[str, str, str]:
-    return finding.surface, finding.attack, str(finding.measures.get("signal", ""))
+def _identity(finding: Finding) -> tuple[str, str, str, str]:
+    return finding.message, finding.surface, finding.attack, str(finding.measures.get("signal", ""))

@@ -16,6 +16,14 @@ from attacks.types import Finding
 from privdd import __version__
 from privdd.auditing.coverage import describe_waiver, is_about_releases, untested_parts, why_not_read
 from privdd.auditing.pipeline import AuditState
+from privdd.auditing.verdicts import (
+    DECISIVE_VALIDITIES,
+    SurfaceKey,
+    SurfaceLimit,
+    deciding_bound,
+    findings_on_surface,
+    judge_run,
+)
 from privdd.data.partition import hard_example_counts
 from privdd.federated.checkpoint import write_ledger
 from privdd.federated.experiment import Experiment
@@ -26,7 +34,7 @@ from privdd.privacy.ledger import SERVER, Ledger, Release
 from privdd.privacy.mechanism import Mechanism
 from privdd.privacy.reconstruction import naming_bound_of_claim, reconstruction
 from privdd.reporting.run_record import ATTACKED, AttackCommand
-from privdd.reporting.schema import Findings, validate_findings, worst_verdict, write_findings
+from privdd.reporting.schema import Findings, validate_findings, write_findings
 from privdd.runtime.engine import describe_engine
 from privdd.runtime.files import to_plain_json, write_json
 from privdd.runtime.run_folder import RunFolder, run_provenance
@@ -187,7 +195,6 @@ def _describe_relation(experiment: Experiment) -> Iterator[tuple[str, str]]:
         yield "made public by the relation", of_client if privacy.unit == "client" else of_record
 
 
-DECISIVE_VALIDITIES = ("finite_sample", "curve")  # bounds whose being above what is stated is a contradiction
 # A finding without any of these only explains why its attack had nothing to read; it does not count as an attack.
 MEASURE_KEYS = {"auc", "psnr", "label_accuracy", "identified", "epsilon_measured"}
 
@@ -218,20 +225,45 @@ def findings_json(audited: AuditState) -> dict[str, Any]:
     """The whole result as plain data of schema 2 (see ``privdd.reporting.schema``)."""
     finished_run = audited.finished_run
     experiment, progress = finished_run.experiment, finished_run.progress
-    stated = stated_epsilons(experiment, record_level_ledger(progress.ledger))
-    found = hold_to_claims(audited.findings, paper_claims_of(experiment), progress.ledger.delta)
-    surfaces = list(_surface_rows(experiment, progress, found, stated))
+    ledger = progress.ledger
+    stated = stated_epsilons(experiment, record_level_ledger(ledger))
+    found = hold_to_claims(audited.findings, paper_claims_of(experiment), ledger.delta)
+    surfaces = list(_surface_rows(experiment, progress, found))
+    keys = [(row["surface"], row["sender"]) for row in surfaces]
+    verdicts = judge_run(ledger, surface_limits(ledger, keys, stated, found), found)
+    for key, row in zip(keys, surfaces, strict=True):
+        row |= verdicts.surface_entries(key)
+    rows = [
+        finding_row(finding, _printed_epsilon(finding, stated, ledger), refutes)
+        for finding, refutes in zip(found, verdicts.refuting, strict=True)
+    ]
     return to_plain_json(
         {
             "schema": 2,
             "run": _run_json(experiment, progress, audited.seconds),
             "utility": _utility_json(experiment, progress),
-            "privacy": _privacy_json(experiment, progress.ledger, audited),
+            "privacy": _privacy_json(experiment, ledger, audited),
             "surfaces": surfaces,
-            "findings": [finding_row(f, _printed_epsilon(f, stated, progress.ledger)) for f in found],
-            "verdict": worst_verdict(row["verdict"] for row in surfaces),
+            "findings": rows,
+            "verdict": verdicts.verdict,
         }
     )
+
+
+def surface_limits(
+    ledger: Ledger, keys: Sequence[SurfaceKey], stated: Mapping[str, float], findings: Sequence[Finding]
+) -> list[SurfaceLimit]:
+    """What the verdict of each surface rests on beside the findings."""
+    return [
+        SurfaceLimit(
+            surface,
+            sender,
+            epsilon_by_accountant(ledger, [surface]),
+            stated.get(surface),
+            untested_parts(ledger, surface, findings),
+        )
+        for surface, sender in keys
+    ]
 
 
 def _run_json(experiment: Experiment, progress: Progress, seconds: Mapping[str, float]) -> dict[str, Any]:
@@ -309,12 +341,6 @@ def _printed_epsilon(finding: Finding, stated: Mapping[str, float], ledger: Ledg
     return promised if states_records(ledger) or (promised is not None and deciding_bound(finding) > promised) else None
 
 
-def deciding_bound(finding: Finding) -> float:
-    """The bound on epsilon that a finding decides by: at its share of the error budget, where several share it."""
-    m = finding.measures
-    return float(m.get("diagnostics", {}).get("epsilon_familywise", m.get("epsilon_measured", 0.0)))
-
-
 def reconstruction_rows(ledger: Ledger, claims: Sequence[Claim]) -> list[dict[str, Any]]:
     """How often one of k candidates could be named: proven at most, reached, and what the boldest claim allows."""
     rows, claim = [naming.to_json() for naming in reconstruction(ledger)], smallest_claim(claims)
@@ -333,30 +359,17 @@ def stated_epsilons(experiment: Experiment, ledger: Ledger) -> dict[str, float]:
     return {s: e for s, e in promised.items() if math.isfinite(e)}
 
 
-def _surface_rows(
-    experiment: Experiment, progress: Progress, findings: Sequence[Finding], stated: Mapping[str, float]
-) -> Iterable[dict[str, Any]]:
-    waived = experiment.audit_settings.waive
-    rows: dict[tuple[str, str], list[Release]] = {}
-    for release in progress.ledger.releases:
+def _surface_rows(experiment: Experiment, progress: Progress, findings: Sequence[Finding]) -> Iterable[dict[str, Any]]:
+    """The entries of each surface but those that its verdict brings."""
+    ledger = progress.ledger
+    rows: dict[SurfaceKey, list[Release]] = {}
+    for release in ledger.releases:
         if release.visible_to != ("analyst",):
             sender = "server" if release.client == SERVER else "client"
             rows.setdefault((release.surface, sender), []).append(release)
-    for (surface, sender), releases in rows.items():
-        epsilon = epsilon_by_accountant(progress.ledger, [surface])
-        certified = certified_entries_of_surface(experiment.plan.victim, progress.ledger, surface, findings)
-        mine = [f for f in findings if str(f.surface) == surface]
-        missing = untested_parts(progress.ledger, surface, findings)
-        tried = [f for f in mine if is_about_releases(f.family, f.adversary)]
-        attacked = any(MEASURE_KEYS & set(f.measures) for f in tried)
-        audited: bool | str = True if attacked else describe_waiver(waived[surface]) if surface in waived else False
-        if audited is False and any(str(f.surface) == surface and is_unread(f) for f in findings):
-            audited = "nothing to read: no attack of this audit found in it what it reads"
-        if not audited and progress.diverged is not None:
-            audited = f"waived: {divergence_message(progress.diverged)}"
-        audited = audited or why_not_read(tried)
-        if audited is False:
-            raise RuntimeError(f"surface {surface} was released and neither attacked nor waived")
+    for key, releases in rows.items():
+        surface, sender = key
+        certified = certified_entries_of_surface(experiment.plan.victim, ledger, surface, findings)
         yield {
             "surface": surface,
             "sender": sender,
@@ -364,11 +377,33 @@ def _surface_rows(
             "rounds": len({r.round for r in releases}),
             "bytes": size_in_bytes(releases),
             "mechanism": _name_mechanisms(experiment, releases),
-            "epsilon": epsilon | certified,
-            "audited": audited,
-            "untested": missing,
-            "verdict": decide_verdict(epsilon, stated.get(surface), mine, missing),
+            "epsilon": epsilon_by_accountant(ledger, [surface]) | certified,
+            "audited": _describe_attacks(experiment, progress, findings_on_surface(findings, key, rows), key),
         }
+
+
+def _describe_attacks(
+    experiment: Experiment, progress: Progress, findings: Sequence[Finding], key: SurfaceKey
+) -> bool | str:
+    """True where an attack measured something on a surface, else in words why none did. findings: those on it. Raises
+    RuntimeError for a surface that was forgotten."""
+    surface, sender = key
+    waived = experiment.audit_settings.waive
+    tried = [f for f in findings if is_about_releases(f.family, f.adversary)]
+    if any(MEASURE_KEYS & set(f.measures) for f in tried):
+        return True
+    if surface in waived:
+        return describe_waiver(waived[surface])
+    if any(is_unread(f) for f in findings):
+        return "nothing to read: no attack of this audit found in it what it reads"
+    if progress.diverged is not None:
+        return f"waived: {divergence_message(progress.diverged)}"
+    if why := why_not_read(tried):
+        return why
+    senders = {"server" if r.client == SERVER else "client" for r in progress.ledger.releases if r.surface == surface}
+    if len(senders) > 1:
+        return f"not attacked: no attack of this audit read what the {sender} sends of it"
+    raise RuntimeError(f"surface {surface} was released and neither attacked nor waived")
 
 
 def is_unread(finding: Finding) -> bool:
@@ -396,37 +431,16 @@ def _name_mechanisms(experiment: Experiment, releases: Sequence[Release]) -> str
     return "none needed: public"
 
 
-def decide_verdict(
-    epsilon: Mapping[str, float], stated: float | None, findings: Sequence[Finding], missing: Sequence[str] = ()
-) -> str:
-    """contradiction, unprotected, untested or consistent, the first that applies.
-
-    contradiction: a finite-sample bound above what is stated, a kappa above what is allowed, or noise or sampling
-    of the run that is not what is stated; unprotected: nothing is proven; untested: something is, and of what
-    it rests on no test looked at the parts ``missing``. Bounds decide at their share of the run's error budget.
-    """
-    for finding in findings:
-        m = finding.measures
-        promised, sound = m.get("epsilon_stated", stated), m.get("epsilon_validity") in DECISIVE_VALIDITIES
-        if promised is not None and sound and deciding_bound(finding) > float(promised):
-            return "contradiction"
-        if "kappa" in m and float(m["kappa"]) > float(m["kappa_allowed"]) * (1 + 1e-4):
-            return "contradiction"
-        if m.get("diagnostics", {}).get("refuted"):
-            return "contradiction"
-    if math.isinf(min(epsilon.values())):
-        return "unprotected"
-    return "untested" if missing else "consistent"
-
-
-def finding_row(finding: Finding, stated: float | None) -> dict[str, Any]:
-    """One of ``findings`` in findings.json; stated: what its surface promises."""
+def finding_row(finding: Finding, stated: float | None, refutes: bool = False) -> dict[str, Any]:
+    """One of ``findings`` in findings.json; stated: what its surface promises; refutes: whether it contradicts that."""
     measures = {k: v for k, v in finding.measures.items() if v is not None}
     if (MEASURE_KEYS | {"kappa"}) & set(measures):
         measures.setdefault("status", "measured")
     if "epsilon_measured" in measures and stated is not None:
         measures.setdefault("epsilon_stated", stated)
-    return {name: str(getattr(finding, name)) for name in ("surface", "attack", "family", "adversary")} | measures
+    head = {name: str(getattr(finding, name)) for name in ("surface", "attack", "family", "adversary")}
+    marks = {"message": finding.message, "refutes": refutes}
+    return head | {name: value for name, value in marks.items() if value} | measures
 
 
 def write_audit(

@@ -90,7 +90,7 @@ def contract_findings(subject: GuaranteeSubject) -> Iterator[Finding]:
     leaks = [line for line in lines if line.endswith(TELLING) or " tells about the records" in line]
     note = f"on a small federation of random images: {(leaks or lines)[0]}"
     verdict: dict[str, Any] = {"refuted": True} if leaks else {"untested": {MESSAGES_PART: note}}
-    yield subject.run_finding(INTERFERENCE_TEST, names[-1], 1, note, verdict).with_measures(signal=", ".join(names))
+    yield subject.run_finding(INTERFERENCE_TEST, ", ".join(names), 1, note, verdict)
 
 
 def _random_shards(shape: tuple[int, int, int], classes: int, records: int, seed: int) -> list[Shard]:
@@ -181,7 +181,7 @@ def _interference_faults(trial: CheckedRound, other: Shard) -> Iterator[str]:
     own = trace_round(plan, *at, shard)
     for one in sets:
         try:
-            found = list(compare_traces(own, trace_round(plan, *at, one, own.outputs)))
+            found = [leak.says for leak in compare_traces(own, trace_round(plan, *at, one, own.outputs))]
         except TranscriptEnded:
             found = ["how often mechanisms are applied depends on the records"]
         yield from (f"round {trial.round}: {says}" for says in found)

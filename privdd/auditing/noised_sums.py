@@ -487,7 +487,6 @@ def analyst_view(run: FinishedRun, reads: NoisedSumScores, round: int) -> tuple[
     blind = blind_scores(candidates, public)
     worlds = Worlds(signals, reads.masks, blind, candidates.y, records=candidates.x, kinds=game.kinds)
     surface = guarantee_subject(run, run.experiment.audit_settings.confidence).surface_of(name)
-    sent = run.plan.method.uploads
-    surface = surface if surface in sent.values() else next(iter(sent.values()))
-    view = View(surface, Adversary.ANALYST, (), run.adversary_knowledge(round), worlds)
+    asked = ", ".join(n for n in run.plan.mechanisms if n in run.plan.method.queries)
+    view = View(surface, Adversary.ANALYST, (), run.adversary_knowledge(round), worlds, asked)
     return view, run.ground_truth(), ANALYST_NOTE

@@ -376,10 +376,11 @@ def _answer_to_attack(run: FinishedRun, attack: ChosenModel, method: FedAvg, nam
     upload, _ = asked.local(broadcast, memory, shard, ctx)
     others = other_uploads(plan, 0, broadcast, run.experiment.shards)
     sent = uploads_seen_by_server(plan, 0, plan.channel.send(upload, ctx)[0].values, others)
-    value = next(value for key, value in sent.items() if method.uploads[key] == surface)
+    message = next(key for key in sent if method.uploads[key] == surface)
+    value = sent[message]
     if surface == Surface.UPDATE:
         value = asked.model_state("update", value, broadcast) or value
-    capture = Capture(0, plan.victim, str(surface), value, broadcast.get("model", {}))
+    capture = Capture(0, plan.victim, message, value, broadcast.get("model", {}))
     settings = {**asked.settings(len(shard.train)), "batch_records": len(shard.train)}
     public = run.public_records
     knowledge = Knowledge(problem.shape, problem.classes, public.x, public.y, model, settings=settings)

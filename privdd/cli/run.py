@@ -22,6 +22,7 @@ from privdd import __version__
 from privdd.auditing import findings as audit_findings
 from privdd.auditing.cost_estimate import ANNOUNCEMENT_SECONDS, check_resources, choose_engine, describe_estimate
 from privdd.auditing.coverage import UNREAD_REASON, check_coverage, uncovered_surfaces
+from privdd.auditing.verdicts import decide_verdict, refutes_limit
 from privdd.cli import build, settings, stored_config
 from privdd.cli.compose import format_shell_assignment
 from privdd.cli.secret import check_same_secret, remove_secret
@@ -338,7 +339,7 @@ def _findings_json(
     config: DictConfig, delta: float, stated: float | None, findings: Sequence[Finding], seconds: float
 ) -> dict[str, Any]:
     unknown = {"pld": math.inf, "rdp": math.inf}
-    verdict, surface = audit_findings.decide_verdict(unknown, stated, findings), findings[0].surface
+    verdict, surface = decide_verdict(unknown, stated, findings), findings[0].surface
     why = "nothing here shows how it was derived; only attacks were run"
     claim = {"source": STATED_ELSEWHERE, "epsilon": stated, "sound": False, "why": why}
     run = {
@@ -357,6 +358,8 @@ def _findings_json(
         "target": {"kind": "scores"},
         "privacy": {**game, "epsilon": unknown, "claims": [] if stated is None else [claim]},
         "surfaces": [sent],
-        "findings": [audit_findings.finding_row(finding, stated) for finding in findings],
+        "findings": [
+            audit_findings.finding_row(finding, stated, refutes_limit(finding, stated)) for finding in findings
+        ],
         "verdict": verdict,
     }

@@ -16,7 +16,8 @@ import torch
 from attacks.types import SENT_BY_SERVER, Surface
 from privdd import __version__
 from privdd.auditing.attack_tasks import ErrorBudget
-from privdd.auditing.findings import MEASURE_KEYS, decide_verdict, epsilon_by_accountant, finding_row, size_in_bytes
+from privdd.auditing.findings import MEASURE_KEYS, epsilon_by_accountant, finding_row, size_in_bytes
+from privdd.auditing.verdicts import decide_verdict, refutes_limit
 from privdd.core.validation import BadConfig, check_choice, check_number, setting_error
 from privdd.external.membership_game import JudgedAttack
 from privdd.federated.channel import digest_tensors, tensor_shapes
@@ -167,7 +168,10 @@ def _findings_document(run: ExternalAudit, ledger: Ledger) -> dict[str, Any]:
         **utility,
         "privacy": {**head, "claims": run.stated.claim_entries(), "multiplicity": run.budget.to_json()},
         "surfaces": surfaces,
-        "findings": [finding_row(one.finding, _stated_epsilon(run)) for one in run.judged],
+        "findings": [
+            finding_row(one.finding, _stated_epsilon(run), refutes_limit(one.finding, _stated_epsilon(run)))
+            for one in run.judged
+        ],
         "verdict": worst_verdict(row["verdict"] for row in surfaces),
     }  # fmt: skip
 

@@ -17,7 +17,7 @@ import dp_accounting as dpa
 from attacks.types import Surface
 from privdd.core.device import to_device
 from privdd.core.rng import Keys
-from privdd.core.types import Problem, Received, Shard, State, Values
+from privdd.core.types import Problem, Received, Shard, State, Tensors, Values
 from privdd.federated.aggregation import ANALYST_ONLY, LOCAL, SUM_CLIENT, Trust, sum_ledger_rows, sum_uploads
 from privdd.federated.channel import (
     Channel,
@@ -181,6 +181,26 @@ class Progress:
 
 
 @dataclass(frozen=True)
+class WatchedValues(Mapping[str, Tensors]):
+    """A client's messages as ``aggregate`` is given them. read: is given the names that it looks at, for what the server sends
+    later depends on no other message."""
+
+    values_by_name: Mapping[str, Tensors]
+    read: set[str]
+
+    def __getitem__(self, name: str) -> Tensors:
+        value = self.values_by_name[name]
+        self.read.add(name)
+        return value
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.values_by_name)
+
+    def __len__(self) -> int:
+        return len(self.values_by_name)
+
+
+@dataclass(frozen=True)
 class ClientTask:
     """One client's round, self-contained so that any worker can run it."""
 
@@ -261,8 +281,12 @@ def run_round(
         inbox, ids = _replace_by_sum(plan, ledger, inbox, ids)
     server = progress.server  # stays as it is where too few clients are left for a sum
     if inbox or not plan.trust.is_summed:
-        held = to_device((server, inbox), plan.problem.device)
-        server = to_device(plan.method.aggregate(*held, plan.keys.fold("round", t, "server")), "cpu")
+        state, messages = to_device((server, inbox), plan.problem.device)
+        read = set[str]()
+        watched = [replace(one, values=WatchedValues(one.values, read)) for one in messages]
+        server = to_device(plan.method.aggregate(state, watched, plan.keys.fold("round", t, "server")), "cpu")
+        unread, rows = {*plan.method.uploads} - read, ledger.releases
+        ids = [at for at in ids if rows[at].name not in unread]
     snapshots = _update_snapshots(plan, progress.snapshots, t, broadcast, before, inbox)
     moved = replace(
         progress,

@@ -113,8 +113,8 @@ def _judge_limit(
 ) -> tuple[Kind, Tone, str]:
     limit = line.accounted
     if line.verdict == "contradiction":
-        same = f": it holds the same values as the {line.holds.lower()}" if line.holds else ""
-        return "do_not_share", "bad", f"the limit stated for it does not hold{same}"
+        source = f": it was computed from the {line.holds.lower()}, whose limit does not hold" if line.holds else ""
+        return "do_not_share", "bad", f"the limit stated for it does not hold{source}"
     if math.isinf(limit):
         return _judge_unprotected(line, rows, leaked)
     if limit == 0 and leaked:
@@ -432,7 +432,7 @@ def _artifact_entry(one: Decision) -> dict[str, Any]:
         "attackers_can": list(one.can),
         "seen_by": one.seen_by,
         "verdict": line.verdict,
-        "same_values_as": line.holds or None,
+        "computed_from": line.holds or None,
         "epsilon": {"stated": line.stated, "proven_at_most": line.accounted, "shown_at_least": line.measured},
         "sample": one.sample or None,
         "large_enough": one.enough,

@@ -11,7 +11,7 @@ from scipy.special import ndtri
 from scipy.stats import hypergeom
 
 from attacks.statistics import lower_limit
-from privdd.reporting.schema import ClaimRow, FindingRow, Findings, SurfaceRow, TprAt, Verdict, WorstRecords
+from privdd.reporting.schema import ClaimRow, FindingRow, Findings, SurfaceRow, TprAt, WorstRecords
 from privdd.reporting.wording import format_number
 
 # The rule: the lower end of an interval lies above what guessing gives, and all intervals of a run hold together at 95 %:
@@ -239,39 +239,52 @@ def findings_measuring_claim(claim: ClaimRow, rows: Iterable[FindingRow]) -> lis
     return [r for r in mine if r.auc is not None or r.identified is not None or r.psnr is not None]
 
 
-# ``findings.json`` judges each surface by its own tests. A pool of released features holds the very values whose limit a
-# test broke, so its limit is broken too, and more people see it. And what works on the pool works on the values: who holds
-# these knows more.
+# What works on a pool of released features works on the values that it holds: who holds these knows more.
 POOLS: Mapping[str, str] = {"shared_features": "features"}  # surface -> the one whose values it holds
+READERS_OF_BROADCASTS = ("peer", "public")  # adversaries that hold what the server sends
 
 
-def source_surface(row: SurfaceRow, findings: Findings) -> SurfaceRow | None:
-    """The surface whose values this one holds."""
-    return next((other for other in findings.surfaces if other.surface == POOLS.get(row.surface)), None)
+def filed_findings(row: SurfaceRow, findings: Findings) -> list[FindingRow]:
+    """The findings filed under a surface; where client and server both send on it, those of who holds this one's messages."""
+    senders = {other.sender for other in findings.surfaces if other.surface == row.surface}
+    here = [found for found in findings.findings if found.surface == row.surface]
+    return [f for f in here if len(senders) == 1 or (f.adversary in READERS_OF_BROADCASTS) == (row.sender == "server")]
 
 
-def refuted_source_surface(row: SurfaceRow, findings: Findings) -> SurfaceRow | None:
-    """The source surface of this one, if its stated limit is contradicted."""
-    source = source_surface(row, findings)
-    return source if source is not None and source.verdict == "contradiction" else None
+def refuting_findings(findings: Findings) -> list[FindingRow]:
+    """The findings that contradict what is stated, as findings.json marks them."""
+    return [row for row in findings.findings if row.refutes]
 
 
-def verdict_of_values(row: SurfaceRow, findings: Findings) -> Verdict:
-    """The surface's verdict, or that of the values it holds where these are refuted."""
-    return "contradiction" if refuted_source_surface(row, findings) else row.verdict
+def misfiled_findings(findings: Findings) -> list[FindingRow]:
+    """The findings under a surface that the run does not send: an error of this program, which no verdict may hide."""
+    sent = {row.surface for row in findings.surfaces}
+    return [row for row in findings.findings if row.surface not in sent]
+
+
+def refuted_source(row: SurfaceRow, findings: Findings) -> SurfaceRow | None:
+    """Of a contradicted surface that no refuting finding is filed under: the surface which such a finding is filed under, and
+    from whose refuted messages this one was computed."""
+    if row.verdict != "contradiction" or any(found.refutes for found in filed_findings(row, findings)):
+        return None
+    others = [other for other in findings.surfaces if other is not row and {*row.refuted} & {*other.refuted}]
+    accused = [other for other in others if any(found.refutes for found in filed_findings(other, findings))]
+    return next(iter(accused), None)
 
 
 def findings_on_surface(row: SurfaceRow, findings: Findings) -> list[FindingRow]:
-    """The findings on a surface, and the attacks on a pool that holds its values; of a pool, also the tests of the noise on
-    its values, and of refuted values all findings."""
-    source, refuted = source_surface(row, findings), refuted_source_surface(row, findings)
-    return [
-        found
-        for found in findings.findings
-        if found.surface == row.surface
-        or (source is not None and found.surface == source.surface and (refuted or found.family == "guarantee"))
-        or (POOLS.get(found.surface) == row.surface and found.family != "guarantee")
-    ]
+    """The findings filed under a surface; of what a client sends, and of a pool of such values, the tests of the mechanisms
+    that it was computed from; of values in a pool, the attacks on the pool; of a pool whose values are refuted, all of theirs."""
+    mine = filed_findings(row, findings)
+    source = next((other for other in findings.surfaces if other.surface == POOLS.get(row.surface)), None)
+    for test in (found for found in findings.findings if found.family == "guarantee" and found not in mine):
+        is_behind = row.sender == "client" and bool({*(test.message or "").split(", ")} & {*row.behind})
+        if is_behind or (source is not None and test.surface == source.surface):
+            mine.append(test)
+    if source is not None and row.verdict == source.verdict == "contradiction":
+        mine += [found for found in filed_findings(source, findings) if found not in mine]
+    pooled = (found for found in findings.findings if POOLS.get(found.surface) == row.surface)
+    return mine + [found for found in pooled if found.family != "guarantee"]
 
 
 SENTENCE = (

@@ -260,6 +260,9 @@ UNLISTED = "unknown, as the file does not list it"  # what no test looked at, of
 
 
 class SurfaceRow(Part):
+    """behind: names of the queries and messages that it was computed from, its own among them; refuted: those of them whose
+    limit a finding refutes. Both are absent where there are none, and in files of earlier versions."""
+
     surface: Surface
     sender: Literal["client", "server"]
     names: list[Text]
@@ -269,6 +272,8 @@ class SurfaceRow(Part):
     epsilon: EpsilonPair
     audited: Literal[True] | Annotated[str, Field(pattern=r"^(waived|not attacked|nothing to read): .+")]
     untested: list[Text] = Field(default_factory=list)  # "mechanism, part: why" for what no test looked at
+    behind: list[Text] = Field(default_factory=list)
+    refuted: list[Text] = Field(default_factory=list)
     verdict: Verdict
     _context: FileContext = PrivateAttr(default_factory=FileContext)
 
@@ -337,7 +342,9 @@ class Pictures(Part):
 
 
 class FindingRow(Part):
-    """psnr, ssim, lpips: means over n pictures; picked: of how many results of the attack this one is the best.
+    """message: the name of the message or query that it is about, several joined by ", "; refutes: it contradicts what is
+    stated (absent: it does not). psnr, ssim, lpips: means over n pictures; picked: of how many results of the attack this
+    one is the best.
 
     status: absent in files of earlier versions; "nothing_to_read": what was sent says nothing that this attack
     reads about any record, so it has no rate."""
@@ -346,6 +353,8 @@ class FindingRow(Part):
     attack: Text
     family: Family
     adversary: Adversary
+    message: Text | None = None
+    refutes: bool | None = None
     auc: Unit | None = None
     auc_ci: tuple[Unit, Unit] | None = None
     tpr_at_fpr: dict[FprKey, TprAt] | None = None

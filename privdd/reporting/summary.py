@@ -18,8 +18,9 @@ from privdd.reporting.finding_selection import (
     findings_on_surface,
     has_no_signal,
     is_above_chance,
-    refuted_source_surface,
-    verdict_of_values,
+    misfiled_findings,
+    refuted_source,
+    refuting_findings,
 )
 from privdd.reporting.schema import GRAVITY, FindingRow, Findings, SurfaceRow, Verdict
 from privdd.reporting.wording import format_decibel, format_number, format_share, one_in
@@ -221,7 +222,7 @@ def label_rates(rows: Iterable[FindingRow]) -> list[tuple[FindingRow, float, flo
 class SurfaceLine:
     """One row of the table that a privacy officer reads; epsilons >= 0, infinite, or None for none.
 
-    holds: the title of the refuted surface whose values this one sends on, or "".
+    holds: the title of the refuted surface that this one was computed from, or "".
     """
 
     row: SurfaceRow
@@ -254,14 +255,14 @@ def surface_lines(findings: Findings) -> list[SurfaceLine]:
 
 
 def _surface_line(row: SurfaceRow, findings: Findings) -> SurfaceLine:
-    mine, source = findings_on_surface(row, findings), refuted_source_surface(row, findings)
+    mine, source = findings_on_surface(row, findings), refuted_source(row, findings)
     title, meaning = wording.surface_title_and_meaning(row)
     seen = "the server" if row.sender == "client" else "every client"
     stated, measured = _stated_epsilon(mine), finding_selection.measured_epsilon(mine)
     holds = wording.surface_title(source) if source else ""
     return SurfaceLine(
         row, title, meaning, seen, stated, row.epsilon.best, measured,
-        (*_worst_phrases(believable_findings(mine, findings)), *_crafted_record_note(mine)), verdict_of_values(row, findings), holds,
+        (*_worst_phrases(believable_findings(mine, findings)), *_crafted_record_note(mine)), row.verdict, holds,
     )  # fmt: skip
 
 
@@ -317,7 +318,7 @@ def verdict_headline(findings: Findings) -> Headline:
         return Headline(findings.verdict, "Diverged", *said)
     tell = {"unprotected": _unprotected_headline, "untested": _untested_headline, "consistent": _consistent_headline}
     title, first = tell.get(findings.verdict, _contradiction_headline)(findings)
-    told = (_claim_sentence, _membership_sentence, _feature_sentence, _picture_sentence)
+    told = (_misfiled_sentence, _claim_sentence, _membership_sentence, _feature_sentence, _picture_sentence)
     sentences = (first, *(tell(findings) for tell in told))
     kind = findings.verdict
     return Headline(kind, wording.VERDICT[kind], title, tuple(s for s in sentences if s), is_weak_limit(kind, findings))
@@ -382,12 +383,14 @@ def _consistent_headline(findings: Findings) -> tuple[str, str]:
 
 
 def _contradiction_headline(findings: Findings) -> tuple[str, str]:
-    broken = wording.join_names(_surface_titles(findings, "contradiction") or ["release"])
+    surfaces = {row.surface for row in findings.surfaces if row.verdict == "contradiction"}
+    rows = refuting_findings(findings) or [r for r in findings.findings if r.surface in surfaces]
+    accused = [row for row in findings.surfaces if row.surface in {r.surface for r in rows}]
+    titles = list(dict.fromkeys(wording.surface_title(row).lower() for row in accused))
+    broken = wording.join_names(titles or _surface_titles(findings, "contradiction") or ["release"])
     title = "The privacy limit stated for this method does not hold in this run."
     if findings.target is not None:
         title = "The privacy limit stated for it does not hold."
-    surfaces = {row.surface for row in findings.surfaces if row.verdict == "contradiction"}
-    rows = [r for r in findings.findings if r.surface in surfaces]
     if (worst := _broken_limit(rows)) is not None:
         proves = "proves that the true ε is at least"
         if worst.epsilon_validity == "curve":
@@ -400,6 +403,20 @@ def _contradiction_headline(findings: Findings) -> tuple[str, str]:
         )
     phrases = _worst_phrases([r for r in rows if r.kappa is not None or r.attack.startswith("t0_")])
     return title, f"On the {broken}, {(*phrases, 'an attack broke the stated limit')[0]}."
+
+
+def _misfiled_sentence(findings: Findings) -> str:
+    """Says that a test's result names a surface which the run does not send."""
+    wrong = misfiled_findings(findings)
+    if not wrong:
+        return ""
+    names = wording.join_names(list(dict.fromkeys(wording.attack_title(row.attack) for row in wrong)))
+    surfaces = wording.join_names(list(dict.fromkeys(str(row.surface) for row in wrong)))
+    counted = "It counts for the verdict all the same" if len(wrong) == 1 else "They count for the verdict all the same"
+    return (
+        f"This is an error of privdd itself, please report it: the result of {names} is filed under {surfaces}, which "
+        f"this run does not send. {counted}."
+    )
 
 
 def _claim_sentence(findings: Findings) -> str:

@@ -22,11 +22,11 @@ import torch
 from attacks.types import Adversary, Attack, Evidence, Family, Finding, Surface, Truth, View
 from privdd.auditing.coverage import untested_parts
 from privdd.auditing.dp_tests import guarantee_findings
-from privdd.auditing.findings import decide_verdict as verdict_of
 from privdd.auditing.findings import findings_json
 from privdd.auditing.method_contract import BrokenContract, check_method
 from privdd.auditing.pipeline import audit_error_budget, audit_experiment, membership_game_of
 from privdd.auditing.replay import restore_memories
+from privdd.auditing.verdicts import refutes_limit
 from privdd.auditing.views import FinishedRun
 from privdd.core.rng import Keys
 from privdd.core.validation import BadConfig
@@ -241,7 +241,7 @@ def _train_run(experiment: Experiment, folder: Path) -> FinishedRun:
 
 def _contradicting_note(finding: Finding) -> tuple[str, str] | None:
     """(tier, note) of a guarantee finding that is a contradiction."""
-    if finding.family != Family.GUARANTEE or verdict_of({"pld": 1.0}, None, [finding]) != CONTRADICTION_VERDICT:
+    if finding.family != Family.GUARANTEE or not refutes_limit(finding, None):
         return None
     tier, _, test = finding.attack.partition("_")
     return f"{tier.upper()} {test.replace('_', ' ')}", str(finding.measures.get("note", ""))

@@ -20,6 +20,7 @@ from attacks.types import Family, Finding, Worlds
 from privdd.auditing import attack_tasks
 from privdd.auditing import findings as audit_findings
 from privdd.auditing.coverage import is_about_releases, untested_parts
+from privdd.auditing.verdicts import SurfaceLimit, decide_verdict, deciding_bound, findings_on_surface, judge_run
 from privdd.core.rng import Keys
 from privdd.privacy.accounting import check_work
 from privdd.privacy.ledger import SERVER, Ledger, Release
@@ -367,29 +368,41 @@ def _external_seeds(seed: int, attacks: int) -> Sequence[int]:
 def check_verdicts(record: RunRecord, ledger: Ledger | None) -> Iterator[Disagreement]:
     """Stated epsilons, what was audited, and each surface's and the run's verdict."""
     findings, every = record.findings, [attack_tasks.as_finding(row) for row in record.findings.findings]
-    found = []
-    for row in findings.surfaces:
+    keys = [(str(row.surface), row.sender) for row in findings.surfaces]
+    found, limits = [], []
+    for row, key in zip(findings.surfaces, keys, strict=True):
         surface = str(row.surface)
         mine = [(at, one) for at, one in enumerate(findings.findings) if str(one.surface) == surface]
         stated = stated_epsilon(record, ledger, surface)
         for at, one in mine:
             yield from _check_stated(record, at, one, _printed_epsilon(ledger, every[at], stated))
-        about = (one for _, one in mine if is_about_releases(one.family, one.adversary))
-        attacked = any(audit_findings.MEASURE_KEYS & one.model_fields_set for one in about)
+        read = findings_on_surface(every, key, keys)
+        about = (one for one in read if is_about_releases(one.family, one.adversary))
+        attacked = any(audit_findings.MEASURE_KEYS & one.measures.keys() for one in about)
         if (row.audited is True) != attacked:
             yield from compare_findings(f"surfaces.{surface}.audited", row.audited, attacked)
         unlisted = findings.schema_ == 1 and row.untested == [UNLISTED]
         listed = [] if ledger is None else untested_parts(ledger, surface, every)
         missing = row.untested if unlisted else listed
         yield from compare_findings(f"surfaces.{surface}.untested", row.untested, missing)
-        said = audit_findings.decide_verdict(
-            recompute_epsilons(ledger, [surface]), stated, [every[at] for at, _ in mine], missing
-        )
-        yield from compare_findings(f"surfaces.{surface}.verdict", row.verdict, said)
-        found.append(said)
-    yield from compare_findings("verdict", findings.verdict, worst_verdict(found))
-    if ledger is not None:
-        yield from _check_certified(record, ledger, every)
+        epsilon = recompute_epsilons(ledger, [surface])
+        limits.append(SurfaceLimit(surface, row.sender, epsilon, stated, missing))
+        found.append(decide_verdict(epsilon, stated, [every[at] for at, _ in mine], missing))
+    if ledger is None:
+        yield from _compare_verdicts(findings, found)
+        yield from compare_findings("verdict", findings.verdict, worst_verdict(found))
+        return
+    verdicts = judge_run(ledger, limits, every)
+    yield from _compare_verdicts(findings, [verdicts.surfaces[key] for key in keys])
+    yield from compare_findings("verdict", findings.verdict, verdicts.verdict)
+    for at, (row, refutes) in enumerate(zip(findings.findings, verdicts.refuting, strict=True)):
+        yield from compare_findings(f"findings.{at}.refutes", bool(row.refutes), refutes)
+    yield from _check_certified(record, ledger, every)
+
+
+def _compare_verdicts(findings: Findings, verdicts: Sequence[str]) -> Iterator[Disagreement]:
+    for row, verdict in zip(findings.surfaces, verdicts, strict=True):
+        yield from compare_findings(f"surfaces.{row.surface}.verdict", row.verdict, verdict)
 
 
 def _check_certified(record: RunRecord, ledger: Ledger, every: list[Finding]) -> Iterator[Disagreement]:
@@ -416,7 +429,7 @@ def stated_epsilon(record: RunRecord, ledger: Ledger | None, surface: str) -> fl
 def _printed_epsilon(ledger: Ledger | None, finding: Finding, stated: float | None) -> float | None:
     """The stated ε of a row; one that follows from a client-level statement is printed only if a bound breaks it."""
     whole = ledger is None or audit_findings.states_records(ledger)
-    return stated if whole or (stated is not None and audit_findings.deciding_bound(finding) > stated) else None
+    return stated if whole or (stated is not None and deciding_bound(finding) > stated) else None
 
 
 def _check_stated(record: RunRecord, at: int, row: FindingRow, stated: float | None) -> Iterator[Disagreement]:

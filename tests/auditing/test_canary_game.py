@@ -9,7 +9,6 @@ import torch
 from attacks.canaries import draw_block_images, select_independent
 from attacks.epsilon import gaussian_epsilon
 from attacks.types import Surface
-from privdd.auditing.findings import decide_verdict
 from privdd.auditing.noised_sums import (
     CanaryGame,
     canary_findings,
@@ -19,6 +18,7 @@ from privdd.auditing.noised_sums import (
     score_canaries,
     worst_event,
 )
+from privdd.auditing.verdicts import decide_verdict
 from privdd.core.rng import Keys
 from privdd.core.types import Problem, Records
 from privdd.core.validation import BadConfig

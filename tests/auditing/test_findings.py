@@ -28,7 +28,6 @@ from privdd.auditing.coverage import check_coverage
 from privdd.auditing.findings import (
     certified_entries,
     certified_entries_of_surface,
-    decide_verdict,
     epsilon_by_accountant,
     noise_settings_of,
     public_information,
@@ -36,6 +35,7 @@ from privdd.auditing.findings import (
     record_level_ledger,
     stated_epsilons,
 )
+from privdd.auditing.verdicts import decide_verdict
 from privdd.cli import run as commands
 from privdd.cli.build import build_attacks, build_experiment, build_shipped_attacks
 from privdd.cli.compose import compose_config

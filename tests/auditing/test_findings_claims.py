@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from attacks.types import Adversary, Family, Finding, Surface
-from privdd.auditing.findings import decide_verdict, hold_to_claims
+from privdd.auditing.findings import hold_to_claims
+from privdd.auditing.verdicts import decide_verdict
 from privdd.privacy.claims import Claim
 from privdd.reporting.schema import load_findings
 from privdd.reporting.summary import _contradiction_headline as headline

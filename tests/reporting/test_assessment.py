@@ -75,7 +75,7 @@ def test_who_sees_what_is_read_from_the_ledger(runs: dict[str, Path]) -> None:
 KEYS = {"schema", "run", "verdict", "headline", "large_enough", "why_too_small", "simulation", "epsilon", "artifacts"}
 OF_ARTIFACT = {
     "surface", "sender", "decision", "title", "tone", "why", "conditions", "attackers_can", "seen_by", "verdict",
-    "same_values_as", "epsilon", "sample", "large_enough", "how_sure",
+    "computed_from", "epsilon", "sample", "large_enough", "how_sure",
 }  # fmt: skip
 
 

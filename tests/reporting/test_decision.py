@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from privdd.reporting.decision import Decision, decide_surfaces, sample_banner
-from privdd.reporting.finding_selection import verdict_of_values
 from privdd.reporting.run_record import read_run_record
 from privdd.reporting.schema import Findings, load_findings, validate_findings
 from privdd.reporting.summary import is_weak_limit, leak_sentences, surface_lines, verdict_headline
@@ -195,23 +194,28 @@ def test_a_pool_of_refuted_features_is_refuted_and_another_is_not(tmp_path: Path
     pool = data["surfaces"][0] | {
         "surface": "shared_features",
         "sender": "server",
-        "verdict": "unprotected",
+        "behind": ["features"],
+        "refuted": ["features"],
         "epsilon": {"pld": "inf", "rdp": "inf"},
     }
     looked = membership(folder, "shared_features", "lira", 0.0, 1, None)
     data |= {"surfaces": [*data["surfaces"], pool], "findings": [*data["findings"], looked]}
     for broken, kind in ((True, "contradiction"), (False, "unprotected")):
-        data["surfaces"][0]["verdict"] = data["verdict"] = "contradiction" if broken else "unprotected"
+        for row in (data, *data["surfaces"]):
+            row["verdict"] = kind
+        data["surfaces"][0]["refuted"] = ["features"]
+        for found in data["findings"]:
+            found["refutes"] = broken and found["surface"] == "features"
         (folder / "findings.json").write_text(json.dumps(data))
         lines = {line.row.surface: line for line in surface_lines(load_findings(folder))}
-        assert lines["shared_features"].verdict == verdict_of_values(lines["shared_features"].row, load_findings(folder)) == kind and bool(lines["shared_features"].holds) is broken
+        assert lines["shared_features"].verdict == kind and bool(lines["shared_features"].holds) is broken
         if broken:
             assert (
                 lines["shared_features"].stated == 0.9
                 and lines["shared_features"].measured == lines["features"].measured
             )
             made = {one.line.row.surface: one for one in decide_surfaces(load_findings(folder))}
-            assert made["shared_features"].kind == "do_not_share" and "same values" in made["shared_features"].why
+            assert made["shared_features"].kind == "do_not_share" and "computed from the" in made["shared_features"].why
 
 
 def test_who_sees_it_is_read_from_the_ledger(tmp_path: Path) -> None:

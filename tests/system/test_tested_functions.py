@@ -14,7 +14,7 @@ TESTS = next(folder for folder in Path(__file__).resolve().parents if folder.nam
 # What the report or a yaml says, and the function behind it. A test of the whole audit is not enough: it may pass
 # whatever such a function returns.
 DEPENDED_ON = [
-    "privdd.auditing.findings:decide_verdict",  # consistent, unprotected, contradiction
+    "privdd.auditing.verdicts:decide_verdict",  # consistent, unprotected, contradiction
     "privdd.reporting.schema:worst_verdict",
     "privdd.auditing.findings:stated_epsilons",  # "stated"
     "privdd.auditing.findings:bytes_per_client",  # bytes of a client
@@ -86,4 +86,4 @@ def test_every_function_that_a_figure_depends_on_exists_and_is_named_in_a_test(n
 
 def test_a_function_that_no_test_names_is_noticed() -> None:
     assert "privdd.auditing.findings:manifest_of_nothing" not in used()
-    assert "privdd.auditing.findings:decide_verdict" in used() and ".sample" in used()
+    assert "privdd.auditing.verdicts:decide_verdict" in used() and ".sample" in used()

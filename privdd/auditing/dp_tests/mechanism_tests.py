@@ -79,6 +79,20 @@ def query_findings(subject: GuaranteeSubject, names: Sequence[str]) -> Iterator[
             clip_note = f"; of clients {format_ranges(others)} only whether they clip alike in round {chosen[-1]}"
             of_others = clip_note if others else ""
             yield from _findings_of_query(subject, name, seen, look.describe_rounds(sorted(seen)) + of_others, guests)
+    yield from _findings_of_messages(subject, tallies)
+
+
+def _findings_of_messages(
+    subject: GuaranteeSubject, tallies: Mapping[int, Mapping[str, SensitivityTally]]
+) -> Iterator[Finding]:
+    """One row for each message that tells of a record beside the releases: it is the one accused, and no release. tallies: by
+    round and query."""
+    told: dict[str, str] = {}
+    for t, by_query in tallies.items():
+        for tally in by_query.values():
+            told = {message: f"round {t}: {says}" for message, says in tally.told.items()} | told
+    for message, note in told.items():
+        yield subject.run_finding("t1_sensitivity", message, 1, note, {"refuted": True})
 
 
 def craft_guests(subject: GuaranteeSubject) -> Canaries:

@@ -26,7 +26,8 @@ MAX_SEARCHED_IMAGES = 32  # own images of which the easiest and the hardest are 
 
 
 def interference_findings(subject: GuaranteeSubject) -> Iterator[Finding]:
-    """One finding: what is told, or where it was looked for and nothing was found; none where nothing is noised."""
+    """One finding: what is told and by which message, or where it was looked for and nothing was found; none where nothing is
+    noised."""
     names = [name for name in subject.plan.mechanisms if subject.has_finite_epsilon(name)]
     if not names:
         return
@@ -34,6 +35,7 @@ def interference_findings(subject: GuaranteeSubject) -> Iterator[Finding]:
     # the first of them in every round that was kept, the others in a few
     others = {says: (shard, looks.chosen if at else looks.kept) for at, (says, shard) in enumerate(sets.items())}
     diagnostics: dict[str, Any] = {}
+    accused = names
     note = f"{looks.describe_rounds(looks.kept)}: what leaves beside the releases is the same for {', '.join(sets)}"
     for told in find_interference(subject.plan_with_few_images(), subject.snapshots, subject.shard, others):
         if told.broken:
@@ -41,6 +43,7 @@ def interference_findings(subject: GuaranteeSubject) -> Iterator[Finding]:
             continue
         note = f"round {told.round}: {told.says} (it is not the same for {told.with_other})"
         diagnostics |= {"refuted": True}
+        accused = [told.message] if told.message else names
         break
     note += "".join(f"; for {one.with_other} the method stops: {one.says}" for one in broken)
     ran = len(broken) < len(sets)
@@ -49,7 +52,7 @@ def interference_findings(subject: GuaranteeSubject) -> Iterator[Finding]:
     else:
         why = note if sets else "the client holds one record"
         diagnostics |= untested_diagnostics(INTERFERENCE_TEST, why)
-    found = subject.run_finding(INTERFERENCE_TEST, names[-1], len(sets) - len(broken), note, diagnostics)
+    found = subject.run_finding(INTERFERENCE_TEST, ", ".join(accused), len(sets) - len(broken), note, diagnostics)
     yield found.with_measures(signal=", ".join(names))
 
 

@@ -26,6 +26,7 @@ from privdd.auditing.dp_tests.instrumentation import (
     MAX_CHANGE,
     MIN_NORM,
     EnoughReleases,
+    Leak,
     MemoryHistory,
     RecordedRelease,
     SeenContributions,
@@ -129,8 +130,8 @@ class ExaminedRound:
 
 def measure_presence(
     examined: ExaminedRound, base: Records, guests: Records, calls: Mapping[str, int], brief: bool = False
-) -> tuple[dict[str, PresenceEffect], str]:
-    """(query -> what presence changed, what else changed in words) in one round of the audited client.
+) -> PresenceEffects:
+    """What the presence of a record changed in one round of the audited client.
 
     Each guest joins the client's own records alone; then the first joins ``base``, a few of them, as the size of what each
     record does may depend on their number; then own records leave. A record of another class that looks like the client's
@@ -154,7 +155,17 @@ def measure_presence(
         look.compare_sampled_half(calls, out)
     if plan.relation != "replace":  # there the number of records is public
         look.compare_parts(calls, guests)
-    return look.found, look.said
+    return PresenceEffects(look.found, look.said, look.told)
+
+
+@dataclass(frozen=True)
+class PresenceEffects:
+    """by_query: query -> what presence changed; leak: what else the releases tell, in words; told: message -> what it tells
+    beside them, in words."""
+
+    by_query: Mapping[str, PresenceEffect]
+    leak: str
+    told: Mapping[str, str]
 
 
 @dataclass
@@ -164,6 +175,7 @@ class _PresenceTrial:
     examined: ExaminedRound
     found: dict[str, PresenceEffect] = field(default_factory=dict)
     said: str = ""
+    told: dict[str, str] = field(default_factory=dict)
     in_order: bool = True  # a record that joins at the end contributes after all others
 
     def compare_pair(self, both: tuple[Shard, Shard], limit: Mapping[str, int], out: ForcedRun | None) -> ForcedRun:
@@ -171,7 +183,9 @@ class _PresenceTrial:
         run, before = self.examined.run_forced, [self.examined.snapshot_of(shard) for shard in both]
         out = out or run(both[0], SeenContributions(limit), None, before[0])
         inside = run(both[1], SeenContributions(limit, COMPARED_RECORDS + EXTRA_RECORDS), out.outputs, before[1])
-        self.said = self.said or inside.problem or _first_difference(self.examined.plan, out.upload, inside.upload)
+        self.said = self.said or inside.problem
+        for leak in _list_differences(self.examined.plan, out.upload, inside.upload):
+            self.told.setdefault(leak.message, leak.says)
         if torch.equal(both[1].train.ids[:-1], both[0].train.ids):
             self.in_order &= all(_is_in_order(out.seen.marks[n], inside.seen.marks.get(n, [])) for n in out.seen.marks)
         for name, totals in out.seen.totals.items():
@@ -357,27 +371,23 @@ def pair_with_guest(plan: Plan, shard: Shard, records: Records, guest: Records) 
     return _pair_of_shards(plan, shard, records, Records.concat([records, named]), named)
 
 
-def _first_difference(plan: Plan, out: Upload | None, inside: Upload | None) -> str:
-    """What is sent as if it were post-processing or public, and yet is not the same."""
+def _list_differences(plan: Plan, out: Upload | None, inside: Upload | None) -> Iterator[Leak]:
+    """What is sent as if it were post-processing or public, and yet is not the same; None: a round that was not run to its end."""
     if out is None or inside is None:
-        return ""
-    return next(_list_differences(plan, out, inside), "")
-
-
-def _list_differences(plan: Plan, out: Upload, inside: Upload) -> Iterator[str]:
+        return
     for name in sorted({*out, *inside}):
         sides = out.get(name), inside.get(name)
         if name in plan.mechanisms:
             mechanism, is_secret = plan.mechanisms[name], plan.relation == "add_remove"
             forms = {message_form(mechanism(side.value, ZERO_NOISE).value) for side in sides if side and is_secret}
             if len(forms) > 1:
-                yield f"the size of {name!r} tells how many records there are"
+                yield Leak(f"the size of {name!r} tells how many records there are", name)
             continue
         free = [side is not None and (side.private or bool(side.public)) for side in sides]
         if any(free) and not all(free):
-            yield f"whether {name!r} is sent, or is private, depends on the records"
+            yield Leak(f"whether {name!r} is sent, or is private, depends on the records", name)
         elif all(free) and sides[0] and sides[1] and not _is_identical(sides[0].value, sides[1].value):
-            yield f"{name!r} is sent as post-processing and depends on the records in another way"
+            yield Leak(f"{name!r} is sent as post-processing and depends on the records in another way", name)
 
 
 def _is_identical(a: Tensors, b: Tensors) -> bool:
@@ -402,7 +412,8 @@ class SensitivityTally:
     bound; others_at: another client than the audited one, where most of the change was seen; sizes: guest -> the norm
     of its contribution before it is clipped; unclipped: what a contribution beyond any clip norm changes where that is
     more than one unit and the mechanism says that it clips; kept: contributions of the guest ``keeps``, release by
-    release; in_order: whether the method leaves its records in the order in which it has them.
+    release; in_order: whether the method leaves its records in the order in which it has them; told: message ->
+    what it tells of a record beside the releases, in words.
     """
 
     changes: dict[int, float] = field(default_factory=dict)
@@ -419,6 +430,7 @@ class SensitivityTally:
     in_order: bool = True
     keeps: int = 0
     kept: list[Tensors] = field(default_factory=list)
+    told: Mapping[str, str] = field(default_factory=dict)
 
     def add_noise(self, gap: Tensor) -> None:
         """Drawn noise values, in units of the stated noise."""
@@ -633,14 +645,15 @@ def _add_presence_changes(
     for name, tally in tallies.items():
         times = 1 if None in tally.calls else cells
         limit[name] = times * min(COMPARED_RELEASES, max(tally.calls.values()))
-    found, leak = measure_presence(examined, base, tried, limit, brief)
+    found = measure_presence(examined, base, tried, limit, brief)
     for name, tally in tallies.items():
-        seen = found.get(name)
+        seen = found.by_query.get(name)
         if seen is not None and tally.changes:
             tally.moved = max(tally.moved, seen.moved)
             worst = max(tally.changes, key=lambda j: tally.changes[j])
             tally.changes[worst] = max(tally.changes[worst], seen.total)
-        tally.leak = leak
+        tally.leak = found.leak
+        tally.told = found.told
 
 
 def _guest_counts(guests: Canaries) -> dict[str | None, int]:

@@ -24,11 +24,10 @@ from privdd.core.types import Records, Shard
 from privdd.federated.settings import GuaranteeBudget
 from privdd.federated.simulation import Plan, Snapshot
 from privdd.privacy.accounting import epsilon, epsilon_at, trade_off
-from privdd.privacy.ledger import Ledger, Release
+from privdd.privacy.ledger import SERVER, Ledger, Release
 
 WHOLE_RUN_TEST = "t2_whole_run"
 MAX_ROUNDED_KAPPA = 1.01  # units: what a release may seem to move by where it is rounded to a lattice
-SYNTHETIC_SURFACES = (Surface.SYNTHETIC_IMAGES, Surface.SYNTHETIC_REPRESENTATIONS)
 ORDER_STATISTIC = 5  # the k of T2's order statistic, fixed beforehand
 NO_EVIDENCE_NOTE = "; no bound from what is finally sent is evidence for a claim"
 
@@ -102,12 +101,20 @@ class GuaranteeSubject:
         return memory_history_of(self.plan, self.snapshots, self.shard, replace(self.shard, train=other, nulls=None))
 
     def surface_of(self, name: str) -> Surface:
-        """The surface that the outputs of a mechanism end up in."""
-        uploads = self.plan.method.uploads
-        if name in uploads:
-            return uploads[name]
-        made = [s for s in uploads.values() if s in SYNTHETIC_SURFACES]
-        return made[0] if made and name != "dpsgd" else Surface.UPDATE
+        """The surface of a message, or that on which the outputs of a query are first sent: of the uploads that the ledger says
+        were computed from it, the first that the method declares. A query that nothing sent follows from has its own."""
+        method = self.plan.method
+        if name in method.uploads:
+            return method.uploads[name]
+        sent = self.messages_from(name)
+        return method.uploads[sent[0]] if sent else method.queries.get(name, next(iter(method.uploads.values())))
+
+    def messages_from(self, name: str) -> list[str]:
+        """The uploads, in the order in which the method declares them, that were computed from a client's query ``name``."""
+        rows = [row for row in self.ledger.releases if row.client != SERVER]
+        asked = {row.id for row in rows if row.name == name}
+        sent = {row.name for row in rows if asked.intersection(row.post_of)}
+        return [message for message in self.plan.method.uploads if message in sent]
 
     @property
     def allowed_units(self) -> float:
@@ -118,10 +125,12 @@ class GuaranteeSubject:
         return epsilon(event, self.delta, relation=self.plan.relation)  # type: ignore[arg-type]
 
     def run_finding(self, attack: str, name: str, count: int, note: str, diagnostics: Mapping[str, Any]) -> Finding:
-        """A row about the run itself (T0, messages): of the releases ``name``, ``count`` of which were looked at."""
+        """A row about the run itself (T0, messages): of the releases ``name`` (several are joined by ", "), ``count`` of which
+        were looked at."""
         told = {"unit": self.ledger.unit, **diagnostics}
         measures = {"signal": name, "n": count, "note": note, "diagnostics": told}
-        return Finding(self.surface_of(name), attack, Family.GUARANTEE, Adversary.ANALYST, measures)
+        surface = self.surface_of(name.split(", ")[-1])
+        return Finding(surface, attack, Family.GUARANTEE, Adversary.ANALYST, measures, message=name)
 
     def statement(self, name: str, stated: float, source: str, unit: str = "record") -> Statement:
         """What ``source`` states of the releases ``name``."""
@@ -159,7 +168,7 @@ class Statement:
         """looks: diagnostics beside the unit."""
         tested = {"signal": self.name, "diagnostics": {"unit": self.unit, **(looks or {})}}
         stated = {"epsilon_stated": self.epsilon, **tested, **measures, "note": note}
-        return Finding(self.surface, attack, Family.GUARANTEE, adversary, stated)
+        return Finding(self.surface, attack, Family.GUARANTEE, adversary, stated, message=self.name)
 
     def bound_finding(
         self, attack: str, value: float, method: str, validity: str, runs: int, note: str, **more: Any

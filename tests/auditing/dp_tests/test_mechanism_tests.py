@@ -15,7 +15,7 @@ from attacks.types import Finding, Surface
 from privdd.auditing.dp_tests import mechanism_tests as clients
 from privdd.auditing.dp_tests.mechanism_tests import client_query_findings, record_upload_findings, runs_of_updates
 from privdd.auditing.dp_tests.statement import GuaranteeSubject
-from privdd.auditing.findings import decide_verdict
+from privdd.auditing.verdicts import decide_verdict
 from privdd.core.rng import Keys
 from privdd.core.types import Artifact, Records, Tensors
 from privdd.federated.simulation import Snapshot

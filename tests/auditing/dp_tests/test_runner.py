@@ -20,7 +20,7 @@ from privdd.auditing.dp_tests.likelihood_ratio_test import (
 from privdd.auditing.dp_tests.mechanism_tests import copies_within_theorem, craft_guests
 from privdd.auditing.dp_tests.run_certificate import certificate_findings
 from privdd.auditing.dp_tests.runner import without_single_ratios
-from privdd.auditing.findings import decide_verdict
+from privdd.auditing.verdicts import decide_verdict
 from privdd.core.rng import Keys
 from privdd.distillation.private_matching import mean_image_gradients
 from privdd.privacy.mechanisms import AggregateClip, ClippedSum, FeatureNoise

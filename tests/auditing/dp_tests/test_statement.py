@@ -7,7 +7,7 @@ import torch
 from attacks.certificates import subsampled_log_ratio
 from attacks.types import Surface
 from privdd.auditing.dp_tests.statement import Statement, curve_finding
-from privdd.auditing.findings import decide_verdict
+from privdd.auditing.verdicts import decide_verdict
 from privdd.privacy.accounting import epsilon
 from privdd.privacy.mechanisms import ClippedSum
 from tests.auditing.dp_tests.subjects import DELTA, feddm, subject
