@@ -355,6 +355,8 @@ def one_run_bound(
     if not 1 <= targets <= len(masks):
         raise ValueError(f"targets={targets}: between 1 and the {len(masks)} worlds")
     guesses = guess_counts(masks.shape[1])
+    if not guesses:  # a single record: no pair of guesses, so nothing is shown
+        return Bound(0.0, "one_run", "finite_sample", delta, confidence)
     each = shared_confidence(confidence, targets)
     bounds = [
         one_run_from_scores(s, m, delta=delta, generator=generator, guesses=guesses, confidence=each)

@@ -154,7 +154,8 @@ class AttackTask:
             evidence = Evidence()
         if evidence.scores is not None and job.view.worlds is not None:
             _, seed = attack_seeds(self.terms.keys, job.name, job.view.surface, job.note)
-            bound = familywise_bound(evidence.scores, job.view, self.terms.delta, self.terms.budget, seed)
+            own = finding.measures.get("epsilon_measured")
+            bound = familywise_bound(evidence.scores, job.view, self.terms.delta, self.terms.budget, seed, own)
             finding = finding.with_measures(diagnostics={**finding.measures.get("diagnostics", {}), **bound})
         finding = finding.with_measures(seconds=spent + time.monotonic() - began)
         records = exposed_records(finding, job.view) if self.terms.pictures else {}
@@ -265,13 +266,22 @@ def attack_seeds(keys: Keys, attack: str, surface: str, where: str) -> tuple[int
     return first, second
 
 
-def familywise_bound(scores: Tensor, view: View, delta: float, budget: ErrorBudget, seed: int) -> dict[str, Any]:
-    """The bound that may decide a verdict: at its share of the run's error budget. seed: breaks ties between scores."""
+def familywise_bound(
+    scores: Tensor, view: View, delta: float, budget: ErrorBudget, seed: int, alone: float | None
+) -> dict[str, Any]:
+    """The bound that may decide a verdict: at its share of the run's error budget. seed: breaks ties between scores;
+    alone: the attack's own bound, at the confidence of a single one, which broke ties by other draws. The smaller one holds
+    as well, so that no bound that is corrected for several tests exceeds the uncorrected one."""
     if view.worlds is None:
         return {}
     rng = np.random.default_rng(seed)
     bound = one_run_bound(scores, view.worlds.masks[: len(scores)], delta, rng, confidence=budget.confidence)
-    return {"epsilon_familywise": bound.value, "tests": budget.tests}
+    return {"epsilon_familywise": corrected_bound(bound.value, alone), "tests": budget.tests}
+
+
+def corrected_bound(bound: float, alone: float | None) -> float:
+    """A bound at joint confidence, at most the one at single confidence where there is one."""
+    return bound if alone is None else min(bound, alone)
 
 
 def decided_again(finding: Finding, kept: Mapping[str, Tensor], job: AttackJob, terms: AttackTerms) -> Finding:
@@ -282,7 +292,8 @@ def decided_again(finding: Finding, kept: Mapping[str, Tensor], job: AttackJob, 
     masks = kept["members"].bool().reshape(shape)
     view = replace(job.view, worlds=replace(job.view.worlds, signals={}, rounds={}, masks=masks))
     _, seed = attack_seeds(terms.keys, job.name, job.view.surface, job.note)
-    bound = familywise_bound(kept["scores"].reshape(shape), view, terms.delta, terms.budget, seed)
+    own = finding.measures.get("epsilon_measured")
+    bound = familywise_bound(kept["scores"].reshape(shape), view, terms.delta, terms.budget, seed, own)
     return finding.with_measures(diagnostics={**finding.measures.get("diagnostics", {}), **bound})
 
 

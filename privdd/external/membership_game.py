@@ -31,7 +31,7 @@ from attacks.membership.attack import (
 from attacks.membership.label_only import first_replay
 from attacks.membership.signals import logit_scaled, ridge_readout
 from attacks.types import Adversary, Attack, Evidence, Family, Finding, Knowledge, Surface, Truth, View, Worlds
-from privdd.auditing.attack_tasks import ErrorBudget, attack_seeds, attack_stream
+from privdd.auditing.attack_tasks import ErrorBudget, attack_seeds, attack_stream, corrected_bound
 from privdd.core.rng import Keys
 from privdd.core.validation import BadConfig
 from privdd.external.records import MIN_RECORDS, LabelledRecords, fill_gaps, nearest_records
@@ -252,7 +252,8 @@ def _judge_attack(
     rng = np.random.default_rng(second)
     delta = float(view.knowledge.settings["delta"])
     bound = one_run_bound(scores[:1], target.masks, delta, rng, confidence=budget.confidence)
-    decisive: dict[str, Any] = {"epsilon_familywise": bound.value, "tests": budget.tests}
+    joint = corrected_bound(bound.value, finding.measures.get("epsilon_measured"))
+    decisive: dict[str, Any] = {"epsilon_familywise": joint, "tests": budget.tests}
     unlike = bool(is_separable(worlds.blind, worlds.masks[0]))
     if unlike or not game.repeats.single:
         finding = replace(finding, measures={k: v for k, v in finding.measures.items() if k not in BOUND_MEASURES})

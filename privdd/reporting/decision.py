@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from privdd.reporting import finding_selection, summary, wording
 from privdd.reporting.findings_tables import VISIBLE, changed_records_text, ledger_rows
+from privdd.reporting.leaks import COPY_ATTACKS, membership_phrase
 from privdd.reporting.run_record import RunRecord, reproduction_recipe
 from privdd.reporting.schema import FindingRow, Findings, Privacy
 from privdd.reporting.wording import format_number, format_share, join_names, one_in
@@ -140,7 +141,11 @@ def _judge_unprotected(line: summary.SurfaceLine, rows: list[FindingRow], leaked
         return "no_leak_found", "warn", f"nothing limits what it reveals; {finding_selection.UNSCORED}"
     if _is_untried(line, rows):
         return "do_not_share", "bad", f"nothing limits what it reveals, and no attack was tried ({line.row.audited})"
-    return "no_leak_found", "warn", "nothing limits what it reveals; the attacks tried here failed, and others may not"
+    return (
+        "no_leak_found",
+        "warn",
+        "nothing limits what it reveals; the attacks tried here were not shown to beat chance, and others may",
+    )
 
 
 def _is_untried(line: summary.SurfaceLine, rows: list[FindingRow]) -> bool:
@@ -178,7 +183,7 @@ def _certainty_text(kind: Kind, line: summary.SurfaceLine, rows: list[FindingRow
         return "sure: shown at 95 % confidence or by the run's own noise"
     if kind == "do_not_share" and leaked:
         if summary.is_certain(rows):
-            return "sure: better than guessing, at 95 % confidence over all rates of this report together"
+            return "sure: above chance, at 95 % confidence over all rates of this report together"
         return "likely: above a guess, but without an interval"
     if _is_untried(line, rows):
         return "not attacked"
@@ -186,7 +191,7 @@ def _certainty_text(kind: Kind, line: summary.SurfaceLine, rows: list[FindingRow
     known = ((one, one.at) for one in finding_selection.ranked_memberships(rows) if one.at is not None)
     if kind != "undecided" and line.accounted and (best := next(known, None)):
         missed = f"{format_share(best[1].ci[1])} of members at {one_in(best[0].fpr)} false alarms"
-        said.append(f"at 95 %, {wording.attack_title(best[0].row.attack)} may still name up to {missed}")
+        said.append(f"at 95 %, {wording.attack_title(best[0].row.attack)} may still identify up to {missed}")
     return "; ".join(said)
 
 
@@ -227,12 +232,13 @@ def _sample_text(rows: list[FindingRow]) -> str:
 # The three risks are those of the Article 29 Working Party (Opinion 05/2014 on anonymisation techniques): singling out,
 # linkability, inference. The kinds of attack are those that EDPB Opinion 28/2024 on AI models asks to be tested against;
 # what is to be known of an epsilon follows NIST SP 800-226 (2025). A map of findings, no legal judgement.
-NOTHING = "No attack beat guessing, which is no evidence that nothing leaks."
+NOTHING = "No attack was shown to beat chance, which is no evidence that nothing leaks."
 UNTRIED = "Not tried in this run."
 FIGURES = (
     "auc", "auc_ci", "tpr_at_fpr", "worst_records", "psnr", "pictures", "identified", "identified_chance", "label_accuracy", "kappa",
     "epsilon_measured", "epsilon_stated", "diagnostics",
 )  # fmt: skip
+IDENTIFIED = ("identified", "identified_chance", "diagnostics")  # diagnostics: how many copies were counted
 Pick = Callable[[FindingRow], bool]
 
 
@@ -249,9 +255,9 @@ class Answer:
 def answer_risks(findings: Findings) -> list[Answer]:
     """One answer for each of the three risks."""
     return [
-        _answer_question(findings, "Singling out", "Can one record be picked out of all others?", _is_membership, ("tpr_at_fpr", "auc", "auc_ci", "worst_records"), _identification_bounds(findings)),
-        _answer_question(findings, "Linkability", "Can a message be linked to a record that somebody already holds?", lambda r: None not in (r.identified, r.identified_chance), ("identified", "identified_chance")),
-        _answer_question(findings, "Inference", "Can something that was never sent be learned about a record or a client?", lambda r: r.family in {"label", *finding_selection.PICTURE_FAMILIES}, ("psnr", "pictures", "label_accuracy")),
+        _answer_question(findings, "Singling out", "Can one record be picked out of all others?", _singles_out, ("tpr_at_fpr", "auc", "auc_ci", "worst_records", "epsilon_measured", *IDENTIFIED), _identification_bounds(findings)),
+        _answer_question(findings, "Linkability", "Can a message be linked to a record that somebody already holds?", _links, IDENTIFIED),
+        _answer_question(findings, "Inference", "Can something that was never sent be learned about a record or a client?", _infers, ("psnr", "pictures", "label_accuracy")),
     ]  # fmt: skip
 
 
@@ -261,7 +267,7 @@ def attack_kinds_tried(findings: Findings) -> list[tuple[str, str]]:
     tried: Mapping[str, tuple[Pick, str]] = {
         "membership inference": (_is_membership, ""),
         "attribute inference": (lambda r: r.family == "label", "of classes alone; no other attribute was tried"),
-        "exfiltration and regurgitation of training data": (lambda r: r.attack == "copy_detection", "copies among synthetic data"),
+        "exfiltration and regurgitation of training data": (lambda r: r.attack in COPY_ATTACKS, "copies among synthetic data"),
         "model inversion": (lambda r: r.family == "model_inversion", ""),
         "reconstruction": (lambda r: r.family in finding_selection.PICTURE_FAMILIES - {"model_inversion"}, ""),
     }  # fmt: skip
@@ -303,13 +309,26 @@ def security_controls(findings: Findings) -> list[tuple[str, str]]:
         ),
         (
             "v1.0-C11.2.5: membership inference does not exceed guessing",
-            untried if best is None else f"an attacker can {summary.membership_phrase(best)}",
+            untried if best is None else f"an attacker {membership_phrase(best)}",
         ),
     ]
 
 
 def _is_membership(row: FindingRow) -> bool:
     return row.family == "membership" and row.status != "nothing_to_read"
+
+
+def _singles_out(row: FindingRow) -> bool:
+    return _is_membership(row) or row.attack == "singling_out"
+
+
+def _links(row: FindingRow) -> bool:
+    known = row.identified is not None and row.identified_chance is not None
+    return known and row.attack not in ("singling_out", "inference")
+
+
+def _infers(row: FindingRow) -> bool:
+    return row.family in {"label", *finding_selection.PICTURE_FAMILIES} and row.attack != "singling_out"
 
 
 def _answer_question(

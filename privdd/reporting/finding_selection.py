@@ -11,17 +11,20 @@ from scipy.special import ndtri
 from scipy.stats import hypergeom
 
 from attacks.statistics import lower_limit
-from privdd.reporting.schema import ClaimRow, FindingRow, Findings, SurfaceRow, TprAt, WorstRecords
+from privdd.reporting.schema import ClaimRow, FindingRow, Findings, SurfaceRow, TprAt, WorstRecord
 from privdd.reporting.wording import format_number
 
-# The rule: the lower end of an interval lies above what guessing gives, and all intervals of a run hold together at 95 %:
+# The rule: the lower end of an interval lies above the chance level, and all intervals of a run hold together at 95 %:
 # the strongest of many attacks is picked by its result, so each interval is widened as Bonferroni's inequality asks for the
-# number of rates in the run. Pictures count by the same rule where the finding says how many lie clearly above every guess
-# for their own record; that the typical picture lies above the best guess counts too, and has no interval.
+# number of rates in the run. A lower bound on epsilon above 0 counts as well: it holds at a 95 % that all bounds of the run
+# share. Pictures count by the same rule where the finding says how many lie clearly above every guess for their own record;
+# that the typical picture lies above the best guess counts too, and has no interval.
 PICTURE_FAMILIES = frozenset({"gradient_inversion", "model_inversion", "reconstruction"})
 ALPHA = 0.05  # the chance that any interval of a run that guesses lies off: 95 % confidence
 PICTURE_MARGIN = 0.5  # dB; a choice: less is not told apart from a guess by eye, nor from chance by a few pictures
 EXPOSED_FPR = 0.001  # at which the most exposed records are looked for (``attacks.membership.attack``)
+ROUNDING = 1e-9  # a number is above a chance level only by more than this: both went through a transform
+AUC_CHANCE = 0.5
 FEATURE_ATTACKS = frozenset({"known_neighbour"})  # their PSNR is of shared features, not of pictures
 
 
@@ -29,77 +32,123 @@ FEATURE_ATTACKS = frozenset({"known_neighbour"})  # their PSNR is of shared feat
 class MembershipResult:
     """The result of one membership attack at one false-positive rate.
 
-    kind: "rate", of all records; "exposed", of the most exposed records; "ranking", by the AUC alone, at no rate (fpr 1);
-    at: the rate of all records at ``fpr``; None where the sample cannot show it.
+    kind: "rate", of all records; "exposed", of single records; "bound", by its lower bound on epsilon, and "ranking", by the
+    AUC: both say that members can be distinguished, at no rate (fpr 1); at: the rate of all records at ``fpr``; None where
+    the sample cannot show it.
     """
 
     row: FindingRow
     fpr: float
     at: TprAt | None
-    kind: Literal["rate", "exposed", "ranking"] = "rate"
+    kind: Literal["rate", "exposed", "bound", "ranking"] = "rate"
 
     @property
-    def exposed(self) -> WorstRecords | None:
-        """The most exposed records, where they are found more often than by guessing at this rate."""
-        worst = self.row.worst_records
-        return worst if worst is not None and self.fpr == EXPOSED_FPR and exposes_records(self.row) else None
+    def exposed(self) -> list[WorstRecord]:
+        """The records that are identified more often than by chance at this rate; [] at any other."""
+        return exposed_records(self.row) if self.fpr == EXPOSED_FPR else []
 
     @property
     def counts(self) -> bool:
-        """Whether of all records more are found than by guessing."""
-        return self.at is not None and self.kind != "ranking" and beats_guessing(self.at, self.fpr)
+        """Whether of all records more are identified than by chance."""
+        return self.kind == "rate" and self.at is not None and beats_guessing(self.at, self.fpr)
 
     @property
     def beats_guessing(self) -> bool:
-        if self.kind == "ranking":
-            return ranks_members(self.row)
-        return self.exposed is not None if self.kind == "exposed" else self.counts
+        """The one predicate, over bound, rate and AUC."""
+        if self.kind == "exposed":
+            return bool(self.exposed)
+        if self.kind == "bound":
+            return bounds_members(self.row)
+        return ranks_members(self.row) if self.kind == "ranking" else self.counts
 
     @property
-    def strength_key(self) -> tuple[bool, float, float, float]:
-        """Compared in this order: whether guessing is beaten, the smaller rate, the share found at it, the AUC."""
+    def strength_key(self) -> tuple[bool, float, bool, float, bool, float, float]:
+        """Compared in this order: whether chance is beaten, the smaller rate, a rate of all records before single ones, the
+        share identified at it, whether a bound shows it, this bound, the AUC."""
         worst = self.row.worst_records if self.kind == "exposed" else None
-        found = worst.tpr if worst else self.at.tpr if self.at and self.kind == "rate" else 0.0
-        return self.beats_guessing, -self.fpr, found, self.row.auc or 0.0
+        share = self.at.tpr if self.at and self.kind == "rate" else 0.0
+        share = worst.tpr if worst else share
+        bound = epsilon_bound(self.row) if self.kind == "bound" else 0.0
+        auc = self.row.auc or 0.0
+        return self.beats_guessing, -self.fpr, self.kind == "rate", share, self.kind == "bound", bound, auc
 
 
 def exposes_records(row: FindingRow) -> bool:
-    """The one rule, for the most exposed records: found more often than by guessing, and more often than they are named
-    while they are out (Fisher's exact test; files of earlier versions do not say how often that is)."""
+    """The one rule, for the records that an attack chose in one half of the replays and judged in the other: together they
+    are identified more often than by chance, and more often than they are named while they are out (Fisher's exact test)."""
     worst, looks = row.worst_records, row._context.looks
-    if worst is None or simultaneous_lower_end(worst.tpr, worst.ci[0], looks) <= EXPOSED_FPR:
+    if worst is None or not worst.records or not exceeds_chance(worst.tpr, worst.ci[0], EXPOSED_FPR, looks):
         return False
-    known = [(one.hits, one.trials, one.wrong, one.out) for one in worst.records if one.out is not None]
-    if not known:
+    hits, trials, wrong, out = (sum(getattr(one, name) or 0 for one in worst.records) for name in COUNTED)
+    if not out:
         return True
-    hits, trials, wrong, out = (sum(n or 0 for n in column) for column in zip(*known))
     return float(hypergeom.sf(hits - 1, trials + out, hits + wrong, trials)) < ALPHA / 2 / looks
+
+
+COUNTED = ("hits", "trials", "wrong", "out")  # of a record in all its replays
+
+
+def exposed_records(row: FindingRow) -> list[WorstRecord]:
+    """The single records that an attack identifies again and again, the most exposed first; [] where the rule does not hold.
+
+    A record's interval lies above the chance level; where none does by itself, the most exposed one carries the rule."""
+    if row.worst_records is None or not exposes_records(row):
+        return []
+    ranked = sorted(row.worst_records.records, key=lambda one: (one.ci[0], one.hits), reverse=True)
+    clear = [one for one in ranked if exceeds_chance(one.tpr, one.ci[0], EXPOSED_FPR, row._context.looks)]
+    return clear or ranked[:1]
 
 
 def ranks_members(row: FindingRow) -> bool:
     """The one rule, for the AUC: guessing reaches one half."""
-    known = row.auc is not None and row.auc_ci is not None
-    return known and simultaneous_lower_end(row.auc or 0.0, (row.auc_ci or (0.0,))[0], row._context.looks) > 0.5
+    if row.auc is None or row.auc_ci is None:
+        return False
+    return exceeds_chance(row.auc, row.auc_ci[0], AUC_CHANCE, row._context.looks)
+
+
+def bounds_members(row: FindingRow) -> bool:
+    """The one rule, for a lower bound on epsilon: guessing shows 0."""
+    return has_sound_bound(row) and epsilon_bound(row) > ROUNDING
 
 
 def beats_guessing(at: TprAt, fpr: float) -> bool:
     """The one rule, for a true-positive rate: guessing reaches the false-positive rate itself."""
-    return simultaneous_lower_end(at.tpr, at.ci[0], at._context.looks) > fpr
+    return exceeds_chance(at.tpr, at.ci[0], fpr, at._context.looks)
+
+
+def exceeds_chance(rate: float, low: float, chance: float, looks: int) -> bool:
+    """Whether a rate with an interval from ``low`` lies above ``chance``, at 95 % for ``looks`` rates together."""
+    return simultaneous_lower_end(rate, low, looks) > chance + ROUNDING
 
 
 def simultaneous_lower_end(rate: float, low: float, looks: int) -> float:
     """The lower end that holds at 95 % for all of ``looks`` intervals, from the one that holds for a single interval.
 
     rate, low: in [0, 1]. The distance grows by the ratio of normal quantiles on the arcsine scale, where the variance of
-    a rate does not depend on the rate (Bartlett, 1936).
+    a rate does not depend on the rate (Bartlett, 1936):
+
+        a(p) = arcsin(sqrt(p));   a(end) = a(rate) - (a(rate) - a(low)) z(ALPHA / 2 / looks) / z(ALPHA / 2).
+
+    The ratio is at least 1, so the end is never above ``low``: the way there and back must not round it up.
     """
-    middle, end = (math.asin(math.sqrt(min(max(one, 0.0), 1.0))) for one in (rate, low))
-    return math.sin(max(middle - (middle - end) * float(ndtri(ALPHA / 2 / looks) / ndtri(ALPHA / 2)), 0.0)) ** 2
+    middle = _arcsine(rate)
+    ratio = float(ndtri(ALPHA / 2 / looks) / ndtri(ALPHA / 2))
+    end = max(middle - (middle - _arcsine(low)) * ratio, 0.0)
+    return min(math.sin(end) ** 2, low)
+
+
+def _arcsine(rate: float) -> float:
+    return math.asin(math.sqrt(min(max(rate, 0.0), 1.0)))
 
 
 def reads_transcripts(row: FindingRow) -> bool:
     """Whether an attack read noised sums: what it has beside the run is drawn by the mechanism's law, and no replay."""
     return row.family == "membership" and row.adversary == "analyst"
+
+
+def has_sound_bound(row: FindingRow) -> bool:
+    """Whether a row has a lower bound on epsilon that needs no assumption on the scores' distribution."""
+    return row.epsilon_measured is not None and row.epsilon_validity not in ("gaussian_only", "curve")
 
 
 def epsilon_bound(row: FindingRow) -> float:
@@ -110,8 +159,7 @@ def epsilon_bound(row: FindingRow) -> float:
 
 def largest_bound_finding(rows: Iterable[FindingRow]) -> FindingRow | None:
     """The finding with the largest lower bound that needs no assumption on the scores' distribution."""
-    sound = [r for r in rows if r.epsilon_measured is not None and r.epsilon_validity not in ("gaussian_only", "curve")]
-    return max(sound, key=epsilon_bound, default=None)
+    return max(filter(has_sound_bound, rows), key=epsilon_bound, default=None)
 
 
 def measured_epsilon(rows: Iterable[FindingRow]) -> float | None:
@@ -133,6 +181,8 @@ def _membership_results(row: FindingRow) -> Iterator[MembershipResult]:
     yield from (MembershipResult(row, fpr, at) for fpr, at in seen.items())
     if exposes_records(row):
         yield MembershipResult(row, EXPOSED_FPR, seen.get(EXPOSED_FPR), "exposed")
+    if bounds_members(row):
+        yield MembershipResult(row, 1.0, None, "bound")
     if ranks_members(row):
         yield MembershipResult(row, 1.0, None, "ranking")
 
@@ -211,7 +261,8 @@ def is_above_chance(rate: float, chance: float, n: int | None, looks: int = 1) -
     """
     if not n or rate <= chance:
         return False
-    return lower_limit(round(rate * n), n, ALPHA / 2 / looks) > chance
+    hits = math.floor(rate * n + ROUNDING)  # a tie counts half: a half hit is none
+    return lower_limit(hits, n, ALPHA / 2 / looks) > chance + ROUNDING
 
 
 def boldest_claim(claims: Iterable[ClaimRow]) -> ClaimRow | None:

@@ -72,9 +72,20 @@ def _tpr_cell(row: FindingRow, key: str) -> TableCell:
 
 def _exposure_cell(row: FindingRow) -> TableCell:
     worst = row.worst_records
-    if worst is None:
+    if worst is None or not worst.records:
         return TableCell()
-    return TableCell(format_share(worst.tpr), f"worst {format_share(worst.share)}; {_interval_text(worst.ci)}")
+    return TableCell(_trials_text(worst), f"replays of {_chosen_text(row, worst)}; {_interval_text(worst.ci)}")
+
+
+def _trials_text(worst: WorstRecords) -> str:
+    """In how many of the replays that hold them the chosen records are identified: "36 of 70"."""
+    hits = sum(one.hits for one in worst.records)
+    return f"{hits} of {sum(one.trials for one in worst.records)}"
+
+
+def _chosen_text(row: FindingRow, worst: WorstRecords) -> str:
+    """How many records were chosen as the most exposed: "2 of 117 records"."""
+    return f"{len(worst.records)} of {row.n} records"
 
 
 def _epsilon_cell(row: FindingRow) -> TableCell:
@@ -102,8 +113,8 @@ def _clear_pictures_cell(row: FindingRow) -> TableCell:
     seen = row.pictures
     if seen is None:
         return TableCell()
-    best = f"best {format_decibel(seen.best)}, closest guess {format_decibel(seen.best_guess)}"
-    return TableCell(f"{seen.clear} of {seen.n}", best)
+    extreme = f"furthest above its guess: {format_decibel(seen.best)}, guess {format_decibel(seen.best_guess)}"
+    return TableCell(f"{seen.clear} of {seen.n}", extreme)
 
 
 def _identified_cell(row: FindingRow) -> TableCell:
@@ -134,10 +145,10 @@ EPSILON = Column("ε", "at least", True, _epsilon_cell)
 MEMBERSHIP = (
     ATTACKER,
     Column("AUC", "50 % is guessing", True, lambda row: TableCell(format_share(row.auc), _interval_text(row.auc_ci))),
-    Column("TPR at 0.1 % FPR", "members found", True, lambda row: _tpr_cell(row, "0.001")),
-    Column("TPR at 1 % FPR", "members found", True, lambda row: _tpr_cell(row, "0.01")),
-    Column("TPR at 10 % FPR", "members found", True, lambda row: _tpr_cell(row, "0.1")),
-    Column("Worst records", "at 0.1 % FPR", True, _exposure_cell),
+    Column("TPR at 0.1 % FPR", "members identified", True, lambda row: _tpr_cell(row, "0.001")),
+    Column("TPR at 1 % FPR", "members identified", True, lambda row: _tpr_cell(row, "0.01")),
+    Column("TPR at 10 % FPR", "members identified", True, lambda row: _tpr_cell(row, "0.1")),
+    Column("Most exposed records", "identified at 0.1 % FPR", True, _exposure_cell),
     Column("Blind AUC", "control", True, lambda row: TableCell(format_share(row.blind_auc))),
     EPSILON,
     Column("n", "records", True, _size_cell),
@@ -346,7 +357,8 @@ def most_exposed_records(record: RunRecord) -> list[ExposedSurface]:
     """One for each surface whose strongest membership attack names its most exposed records, by its lower end."""
     rows = [row for row in record.findings.findings if row.worst_records and row.worst_records.records]
     best = ((row, row.worst_records) for row in finding_selection.strongest_on_each_surface(rows))
-    return [_exposed_on_surface(record, row, worst) for row, worst in best if worst]
+    found = [_exposed_on_surface(record, row, worst) for row, worst in best if worst]
+    return [one for one in found if one.records]
 
 
 def _exposed_on_surface(record: RunRecord, row: FindingRow, worst: WorstRecords) -> ExposedSurface:
@@ -360,8 +372,12 @@ def _exposed_on_surface(record: RunRecord, row: FindingRow, worst: WorstRecords)
     shown = tuple(
         ExposedRecord(picture, f"record {one.record}{label}", f"{one.hits} of {one.trials}", _interval_text(one.ci))
         for one, picture, label in made
+        if one.hits
     )
-    return ExposedSurface(row, shown, drawn, f"{format_share(worst.tpr)} ({_interval_text(worst.ci)})")
+    together = (
+        f"{_chosen_text(row, worst)} were chosen; they are identified in {_trials_text(worst)} replays that hold them"
+    )
+    return ExposedSurface(row, shown, drawn, f"{together} (95 %: {_interval_text(worst.ci)})")
 
 
 def changed_records_text(run: Run) -> str:

@@ -18,7 +18,7 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from attacks.machine import BARE_VARIABLE, is_bare
-from privdd.reporting import decision, figures, finding_selection, findings_tables, summary, wording
+from privdd.reporting import decision, figures, finding_selection, findings_tables, leaks, summary, wording
 from privdd.reporting.decision import audit_signature, decide_surfaces, encode_card, sample_banner
 from privdd.reporting.export import privacy_terms
 from privdd.reporting.finding_selection import findings_without_signal
@@ -244,8 +244,9 @@ def render_report(record: RunRecord, drawn: list[Plot], albums: list[PictureAlbu
             measured=finding_selection.largest_bound_finding(findings.findings),
             measured_bound=shown,
             member=finding_selection.strongest_membership(findings.findings),
-            membership=summary.membership_phrase,
-            pictures=summary.picture_phrase,
+            bound_of=finding_selection.epsilon_bound,
+            membership=leaks.membership_phrase,
+            pictures=leaks.picture_phrase,
             picture=picture,
             rebuilds=picture is not None and finding_selection.rebuilds_records(picture),
             lines=summary.surface_lines(findings),

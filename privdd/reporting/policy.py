@@ -169,13 +169,10 @@ def _judge_membership(policy: Policy, believable: Sequence[FindingRow]) -> Itera
         yield _judge_rates("auc", policy.auc, "AUC of membership", seen)
     if (most := policy.identified_records) is not None:
         measured = [row for row in rows if row.worst_records is not None]
-        exposed = [
-            row.worst_records for row in measured if row.worst_records and finding_selection.exposes_records(row)
-        ]
-        counts = [max(1, sum(one.ci[0] > finding_selection.EXPOSED_FPR for one in worst.records)) for worst in exposed]
+        counts = [len(finding_selection.exposed_records(row)) for row in measured]
         count = max(counts, default=0)
         text = (
-            f"{count} records are found more often than by guessing"
+            f"{count} records are identified more often than by chance"
             if measured
             else "no attack looked at single records"
         )

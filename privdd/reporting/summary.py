@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,26 +12,32 @@ from privdd.reporting.finding_selection import (
     FEATURE_ATTACKS,
     SENTENCE,
     UNSCORED,
-    MembershipResult,
     diverged_run_text,
     epsilon_bound,
     findings_on_surface,
     has_no_signal,
-    is_above_chance,
     misfiled_findings,
     refuted_source,
     refuting_findings,
 )
+from privdd.reporting.leaks import (
+    Leak,
+    feature_phrase,
+    label_rates,
+    membership_phrase,
+    picture_phrase,
+    rank_leaks,
+    removes_noise,
+)
 from privdd.reporting.schema import GRAVITY, FindingRow, Findings, SurfaceRow, Verdict
-from privdd.reporting.wording import format_decibel, format_number, format_share, one_in
+from privdd.reporting.wording import format_number, format_share, one_in
 
 LARGE_EPSILON = 8.0  # above it a limit is no reassurance: odds about a record may change 3 000-fold
 
 
 def leak_sentences(rows: Sequence[FindingRow]) -> list[str]:
-    """The most serious first; empty where nothing beat guessing."""
-    tell = (_limit_sentences, _membership_leaks, _picture_leaks, _identification_leaks, _feature_leaks, _label_leaks)
-    return [phrase for one in tell for phrase in one(rows)]
+    """Broken limits, then every kind of leak, the gravest first; empty where nothing was shown to beat chance."""
+    return [*_limit_sentences(rows), *(leak.sentence for leak in rank_leaks(rows))]
 
 
 def target_doubts(findings: Findings) -> list[str]:
@@ -47,16 +53,9 @@ def believable_findings(rows: Sequence[FindingRow], findings: Findings) -> Seque
 
 
 def is_certain(rows: Sequence[FindingRow]) -> bool:
-    """Whether any of it has an interval above guessing, at 95 % for all rates of the run; the typical picture and features
+    """Whether any of it has an interval above chance, at 95 % for all rates of the run; the typical image and features
     have none."""
-    told = (_limit_sentences, _membership_leaks, _identification_leaks, _label_leaks)
-    return any(tell(rows) for tell in told) or any(map(finding_selection.has_clear_pictures, rows))
-
-
-def attacker_name(row: FindingRow) -> str:
-    """The party that an attack plays, as a sentence begins: "The server"."""
-    name = wording.ADVERSARY[row.adversary][0]
-    return name[0].upper() + name[1:]
+    return bool(_limit_sentences(rows)) or any(leak.certain for leak in rank_leaks(rows))
 
 
 def _broken_limit(rows: Iterable[FindingRow]) -> FindingRow | None:
@@ -100,121 +99,6 @@ def weak_noise_sentences(rows: Iterable[FindingRow]) -> list[str]:
     return [
         f"Its noise does not hide every {best._context.unit}: for a crafted one, {wording.attack_title(best.attack)} proves that the true ε is "
         f"at least {format_number(epsilon_bound(best))}"
-    ]
-
-
-def _membership_leaks(rows: Iterable[FindingRow]) -> list[str]:
-    best = finding_selection.strongest_membership(rows)
-    if best is None or not best.beats_guessing:
-        return []
-    return [f"{attacker_name(best.row)} can {membership_phrase(best)}"]
-
-
-def membership_phrase(best: MembershipResult, brief: bool = False) -> str:
-    """The strongest attack's result as words after "can": the one wording of decision, table, sentence and card.
-
-    brief: without intervals and single records.
-    """
-    row, worst, rate = best.row, best.exposed, f"at {one_in(best.fpr)} false alarms"
-    coin = f"tell training records from others more often than a coin would (AUC {format_share(row.auc)})"
-    if not best.beats_guessing:
-        return f"find no more members than guessing does {rate}"
-    if best.kind == "ranking":
-        return coin
-    single, tail = "", ""
-    if worst:
-        top = max(worst.records, key=lambda one: one.ci[0], default=None)
-        if top and top.hits and not brief:
-            single = f", one of them in {top.hits} of the {top.trials} replays that hold it"
-        tail = f"; of the most exposed {format_share(worst.share)} of records, {format_share(worst.tpr)}{single}"
-    if best.counts and best.at is not None:
-        return f"name {format_share(best.at.tpr)} of the training records {rate}{'' if brief else _interval_note(best.at.ci)}{tail}"
-    if worst is None:
-        return coin
-    average = f"; of all records no more than guessing would{f', yet it can {coin}' if finding_selection.ranks_members(row) else ''}"
-    said = f"name {format_share(worst.tpr)} of the most exposed {format_share(worst.share)} of records {rate}"
-    return said if brief else f"{said}{_interval_note(worst.ci)}{single}{average}"
-
-
-def _interval_note(interval: tuple[float, float]) -> str:
-    return f" (95 %: {format_share(interval[0])} to {format_share(interval[1])})"
-
-
-def _picture_leaks(rows: Iterable[FindingRow]) -> list[str]:
-    best = finding_selection.strongest_reconstruction(rows)
-    if best is None or not finding_selection.rebuilds_records(best):
-        return []
-    return [f"{attacker_name(best)} can {picture_phrase(best)}"]
-
-
-def picture_phrase(row: FindingRow, brief: bool = False) -> str:
-    """A reconstruction's result as words after "can": the one wording of decision, table, sentence and card. brief: for the table."""
-    seen, base, closer = row.pictures, finding_selection.blind_guess_psnr(row), finding_selection.rebuilds_records(row)
-    if seen is None:  # of an earlier version: means alone
-        guess = f" (the best guess without it {format_number(base)} dB)" if base is not None else ""
-        of = f" on average of {row.n}" if row.n else " on average"
-        rebuilt = "pictures at" if closer or base is None else "no picture closer than a blind guess does:"
-        return f"rebuild {rebuilt} {format_number(row.psnr)} dB{of}{guess}"
-    typical = f"{format_decibel(seen.median)}, the median of {seen.n} (the best guess without it {format_decibel(seen.guess)})"
-    typical = f"a median of {format_decibel(seen.median)} (guess {format_decibel(seen.guess)})" if brief else typical
-    if not seen.clear:
-        return f"rebuild {'pictures' if closer else 'no picture clearly closer than a blind guess'}: {typical}"
-    best = f"the best at {format_decibel(seen.best)} where the closest guess reaches {format_decibel(seen.best_guess)}"
-    single = f"rebuild {seen.clear} of {seen.n} pictures clearly closer than every guess, {best}"
-    every = "" if brief else f"; all: {typical}"
-    if finding_selection.has_clear_pictures(row):
-        return f"{single}{every}"
-    if closer:
-        clear = "" if brief else f"; {seen.clear} of them clearly closer than every guess"
-        return f"rebuild pictures: {typical}{clear}"
-    return f"{single}, too few to tell from chance{every}"
-
-
-def _identification_leaks(rows: Iterable[FindingRow]) -> list[str]:
-    rates = ((r, r.identified, r.identified_chance) for r in rows)
-    known = ((r, hit, chance) for r, hit, chance in rates if hit is not None and chance is not None)
-    over = [(r, hit, chance) for r, hit, chance in known if is_above_chance(hit, chance, r.n, r._context.looks)]
-    if not over:
-        return []
-    row, hit, chance = max(over, key=lambda one: one[1] - one[2])
-    return [
-        f"{attacker_name(row)} can match {format_share(hit)} of what it holds to the right record (chance {format_share(chance)})"
-    ]
-
-
-def _feature_leaks(rows: Iterable[FindingRow]) -> list[str]:
-    return [
-        f"{attacker_name(r)}, knowing one record, can take the noise off others' features: {format_number(r.psnr)} dB instead of {format_number(_released_psnr(r))} dB"
-        for r in rows
-        if _removes_noise(r)
-    ]
-
-
-def _released_psnr(row: FindingRow) -> float:
-    """The PSNR in dB of shared features as they were released."""
-    return (row.baselines or {}).get("psnr_as_released", 0.0)
-
-
-def _removes_noise(row: FindingRow) -> bool:
-    return row.attack in FEATURE_ATTACKS and (row.psnr or 0.0) > _released_psnr(row) + 1
-
-
-def _label_leaks(rows: Iterable[FindingRow]) -> list[str]:
-    rates = label_rates(rows)
-    over = [(r, rate, chance) for r, rate, chance in rates if is_above_chance(rate, chance, r.n, r._context.looks)]
-    if not over:
-        return []
-    row, rate, chance = max(over, key=lambda one: one[1])
-    tail = f" (guessing {format_share(chance)})" if chance else ""
-    return [f"{attacker_name(row)} can read which classes a client holds: {format_share(rate)} right{tail}"]
-
-
-def label_rates(rows: Iterable[FindingRow]) -> list[tuple[FindingRow, float, float]]:
-    """(finding, share of labels read, share that guessing reads or 0 where that is not known), of attacks on labels."""
-    return [
-        (r, r.label_accuracy, finding_selection.blind_label_rate(r) or 0.0)
-        for r in rows
-        if r.family == "label" and r.label_accuracy is not None
     ]
 
 
@@ -283,17 +167,30 @@ def _worst_phrases(rows: Sequence[FindingRow]) -> list[str]:
         phrases.append(
             f"one {worst._context.unit} moves it {format_number(worst.kappa)} times as far as assumed (limit {format_number(worst.kappa_allowed)})"
         )
-    member, best = finding_selection.strongest_membership(rows), finding_selection.strongest_reconstruction(rows)
-    if member:
-        phrases.append(f"{wording.attack_title(member.row.attack)} can {membership_phrase(member, brief=True)}")
-    if best:
-        phrases.append(f"{wording.attack_title(best.attack)} can {picture_phrase(best, brief=True)}")
-    phrases += [_feature_phrase(r) for r in rows if r.attack in FEATURE_ATTACKS and r.psnr is not None]
+    leaks = rank_leaks(rows)
+    phrases += [leak.table_phrase for leak in leaks]
+    phrases += _failed_phrases(rows, {leak.row.family for leak in leaks})
     phrases += [UNSCORED] if has_no_signal(rows) else []
-    if read := max(label_rates(rows), key=lambda one: one[1], default=None):
-        guess = f" (guessing {format_share(read[2])})" if read[2] else ""
-        phrases.append(f"reads {format_share(read[1])} of labels{guess}")
     return phrases
+
+
+def _failed_phrases(rows: Sequence[FindingRow], leaking: Collection[str]) -> list[str]:
+    """Of the families in which nothing was shown to beat chance, what the strongest attack reached."""
+    said = []
+    member, best = finding_selection.strongest_membership(rows), finding_selection.strongest_reconstruction(rows)
+    if member and "membership" not in leaking:
+        said.append(f"{wording.attack_title(member.row.attack)} {membership_phrase(member, brief=True)}")
+    if best and not finding_selection.rebuilds_records(best):
+        said.append(f"{wording.attack_title(best.attack)} {picture_phrase(best, brief=True)}")
+    for row in rows:
+        if row.attack in FEATURE_ATTACKS and row.psnr is not None and not removes_noise(row):
+            said.append(f"{wording.attack_title(row.attack)} {feature_phrase(row)}")
+    if "label" not in leaking:
+        read = max(label_rates(rows), key=lambda one: one[1], default=None)
+        said += (
+            [f"{wording.attack_title(read[0].attack)} was not shown to read labels better than chance"] if read else []
+        )
+    return said
 
 
 def _crafted_record_note(rows: list[FindingRow]) -> list[str]:
@@ -305,22 +202,18 @@ def _crafted_record_note(rows: list[FindingRow]) -> list[str]:
     return [f"ε ≥ {low} is of a {best._context.unit} crafted for {wording.attack_title(best.attack)}"]
 
 
-def _feature_phrase(row: FindingRow) -> str:
-    name = wording.attack_title(row.attack)
-    if not _removes_noise(row):
-        return f"{name}: removes no noise from the features"
-    return f"{name}: recovers the features at {format_number(row.psnr)} dB ({format_number(_released_psnr(row))} dB as released)"
-
-
 def verdict_headline(findings: Findings) -> Headline:
     """The verdict as a title and two or three sentences that stand on the numbers alone."""
     if (said := diverged_run_text(findings)) is not None:
         return Headline(findings.verdict, "Diverged", *said)
     tell = {"unprotected": _unprotected_headline, "untested": _untested_headline, "consistent": _consistent_headline}
     title, first = tell.get(findings.verdict, _contradiction_headline)(findings)
-    told = (_misfiled_sentence, _claim_sentence, _membership_sentence, _feature_sentence, _picture_sentence)
-    sentences = (first, *(tell(findings) for tell in told))
+    leaks = [leak.first_sentence for leak in leaks_of_run(findings)]
     kind = findings.verdict
+    broken = [first] if kind == "contradiction" else []
+    basis = [] if broken else [first]
+    limits = [*basis, _misfiled_sentence(findings), _claim_sentence(findings)]
+    sentences = (*broken, *leaks[:1], *limits, *leaks[1:], *unshown_sentences(findings))
     return Headline(kind, wording.VERDICT[kind], title, tuple(s for s in sentences if s), is_weak_limit(kind, findings))
 
 
@@ -433,36 +326,29 @@ def _claim_sentence(findings: Findings) -> str:
     )
 
 
-def _membership_sentence(findings: Findings) -> str:
+def leaks_of_run(findings: Findings) -> list[Leak]:
+    """Every kind of leak of a run, the gravest first."""
+    return rank_leaks(believable_findings(findings.findings, findings))
+
+
+def unshown_sentences(findings: Findings) -> list[str]:
+    """What membership and reconstruction were not shown to do, and what had nothing to read."""
+    said = [_membership_gap(findings)]
+    best = finding_selection.strongest_reconstruction(findings.findings)
+    if best is not None and not any(leak.kind == "reconstruction" for leak in leaks_of_run(findings)):
+        where = wording.surface_title(best).lower()
+        said.append(f"From the {where}, {wording.attack_title(best.attack)} {picture_phrase(best)}.")
+    return [sentence for sentence in said if sentence]
+
+
+def _membership_gap(findings: Findings) -> str:
+    """The sentence on membership where no attack was shown to beat chance; "" where one was."""
     worst = finding_selection.strongest_membership(findings.findings)
     if target_doubts(findings):
-        return "These files do not show whether members can be told from others."
+        return "These files do not show whether members can be distinguished from non-members."
     if worst is None:
         small = "No membership attack had a sample large enough to resolve a low false-alarm rate."
         return SENTENCE if has_no_signal(findings.findings) else small
-    where = wording.surface_title(worst.row).lower()
-    where = f"noised sums behind the {where}" if worst.row.adversary == "analyst" else where
-    if not worst.beats_guessing:
-        return (
-            f"No membership attack did reliably better than guessing, not at {one_in(worst.fpr)} false alarms either."
-        )
-    return f"From the {where}, {wording.ADVERSARY[worst.row.adversary][0]} can {membership_phrase(worst, brief=True)}."
-
-
-def _feature_sentence(findings: Findings) -> str:
-    rows = (r for r in findings.findings if r.attack in FEATURE_ATTACKS)
-    best = max(rows, key=lambda r: r.psnr or 0.0, default=None)
-    if best is None or not _removes_noise(best):
+    if worst.beats_guessing:
         return ""
-    return (
-        f"The noise is shared: who knows one record of a batch recovers the others' features at {format_number(best.psnr)} dB "
-        f"({format_number(_released_psnr(best))} dB as released)."
-    )
-
-
-def _picture_sentence(findings: Findings) -> str:
-    best = finding_selection.strongest_reconstruction(findings.findings)
-    if best is None:
-        return ""
-    where, note = wording.surface_title(best).lower(), f" ({best.note})" if best.note else ""
-    return f"From the {where}, {wording.ADVERSARY[best.adversary][0]} can {picture_phrase(best)}{note}."
+    return f"No membership attack was shown to do better than chance, not at {one_in(worst.fpr)} false alarms either."

@@ -283,7 +283,8 @@ def _recompute_own(
     together = target is not None and target.copies_together
     if row.epsilon_measured is None and (together or is_separable(worlds.blind[0], worlds.masks[0])):
         return RecomputedScores({name: value for name, value in measures.items() if name not in BOUND_MEASURES}, {})
-    return RecomputedScores(measures, {"epsilon_familywise": bound.value, "tests": budget.tests})
+    joint = attack_tasks.corrected_bound(bound.value, measures["epsilon_measured"])
+    return RecomputedScores(measures, {"epsilon_familywise": joint, "tests": budget.tests})
 
 
 def check_pictures(record: RunRecord) -> Iterator[Disagreement]:

@@ -567,12 +567,14 @@ def test_epsilon_familywise_shares_five_percent_among_all_tests() -> None:
     view = View(Surface.UPDATE, Adversary.SERVER, (), knowledge, Worlds({}, masks, torch.zeros(400), labels))
     bounds = {}
     for tests in (1, 20):
-        said = familywise_bound(scores, view, 1e-4, error_budget(0.95, tests, 0), 2)
+        said = familywise_bound(scores, view, 1e-4, error_budget(0.95, tests, 0), 2, None)
         rng = np.random.default_rng(2)
         expected = one_run_bound(scores, masks, 1e-4, rng, confidence={1: 0.95, 20: 0.9975}[tests])
         assert said == {"epsilon_familywise": expected.value, "tests": tests}
         bounds[tests] = said["epsilon_familywise"]
     assert 0 < bounds[20] < bounds[1]
+    smaller = familywise_bound(scores, view, 1e-4, error_budget(0.95, 20, 0), 2, bounds[20] / 2)
+    assert smaller["epsilon_familywise"] == bounds[20] / 2  # ties broken by other draws: never above the uncorrected one
 
 
 

@@ -88,7 +88,7 @@ BROKEN = row(
 )
 CASES: list[tuple[str, Findings, tuple[str, str, str], str]] = [
     ("unprotected, strong attack", run([row(STRONG)], "unprotected", "inf"), ("do_not_share", "bad", "Do not share"), "nothing limits"),
-    ("unprotected, no leak", run([row(NOTHING)], "unprotected", "inf"), ("no_leak_found", "warn", "No leak found by this test"), "others may not"),
+    ("unprotected, no leak", run([row(NOTHING)], "unprotected", "inf"), ("no_leak_found", "warn", "No leak found by this test"), "others may"),
     ("unprotected, only the AUC is above guessing", run([row(NOTHING, auc=0.7, auc_ci=[0.6, 0.8])], "unprotected", "inf"), ("do_not_share", "bad", "Do not share"), "attack works"),
     ("contradiction", run([BROKEN], "contradiction", 0.9), ("do_not_share", "bad", "Do not share"), "does not hold"),
     ("contradiction of a smoke run", run([BROKEN], "contradiction", 0.9, preset="smoke"), ("do_not_share", "bad", "Do not share"), "does not hold"),
@@ -153,7 +153,7 @@ def test_green_needs_a_small_limit_a_large_sample_and_noise_that_is_known_to_be_
 def test_what_attackers_can_do_is_only_what_beats_guessing() -> None:
     assert decided([row(NOTHING)], "unprotected", "inf").can == ()
     [said] = decided([row(NOTHING), row(STRONG, adversary="peer")], "unprotected", "inf").can
-    assert said.startswith("Another client can name 50") and "1 in 1\u00a0000 false alarms" in said
+    assert said.startswith("Another client can identify 50") and "1 in 1\u00a0000 false alarms" in said
     picture = {"surface": "features", "attack": "x", "family": "reconstruction", "adversary": "server", "n": 40}
     for psnr, told in ((12.5, True), (12.4, False), (11.0, False)):
         rows = run(
@@ -274,6 +274,6 @@ def test_labels_are_read_where_labels_were_attacked_and_a_guess_stands_beside() 
     pictures = {"surface": "features", "attack": "model_inversion", "family": "model_inversion", "adversary": "server", "n": 10, "psnr": 10.0, "label_accuracy": 1.0}
     read = {"surface": "features", "attack": "label_counts", "family": "label", "adversary": "server", "n": 300, "label_accuracy": 0.7, "baselines": {"label_accuracy_chance": 0.52}}
     (line,) = surface_lines(run([row(NOTHING), pictures], "unprotected", "inf"))
-    assert not any("of labels" in phrase for phrase in line.worst)
+    assert not any("classes" in phrase for phrase in line.worst)
     (line,) = surface_lines(run([row(NOTHING), pictures, read], "unprotected", "inf"))
-    assert any(phrase.replace("\u00a0", " ") == "reads 70 % of labels (guessing 52 %)" for phrase in line.worst)
+    assert any(phrase.replace("\u00a0", " ") == "label counts can read the classes of 210 of the client's 300 records (guessing 52 %)" for phrase in line.worst)

@@ -30,10 +30,11 @@ from privdd.reporting.finding_selection import (
     strongest_membership,
     strongest_on_each_surface,
 )
+from privdd.reporting.leaks import membership_phrase, picture_phrase
 from privdd.reporting.page import write_report
 from privdd.reporting.run_record import read_run_record
 from privdd.reporting.schema import ClaimRow, FileContext, FindingRow, TprAt
-from privdd.reporting.summary import is_certain, leak_sentences, membership_phrase, picture_phrase
+from privdd.reporting.summary import is_certain, leak_sentences
 from privdd.reporting.terminal import print_summary
 from tests.reporting.fixture import text_of, write_run
 from tests.reporting.test_decision import run
@@ -138,22 +139,24 @@ def exposed(hits: int, trials: int, wrong: int | None, out: int | None) -> dict[
 def test_one_record_that_is_nearly_always_found_is_the_strongest_where_the_average_guesses() -> None:
     """28 of 35 replays at 1 in 1 000: it comes before a rate of all records at 1 in 10, and before an AUC."""
     guess = {"0.001": TprAt(tpr=0.0011, ci=(0.0, 0.004), resolvable=True)}
-    known = row(0.1, (0.05, 0.2), worst_records=exposed(28, 35, 0, 29), auc=0.55, auc_ci=(0.49, 0.61), tpr_at_fpr=guess, attack="base")
+    known = row(0.1, (0.05, 0.2), worst_records=exposed(28, 35, 0, 29), n=117, auc=0.55, auc_ci=(0.49, 0.61), tpr_at_fpr=guess, attack="base")
     ranked = row(0.1, (0.05, 0.2), auc=0.9, auc_ci=(0.88, 0.92), attack="rmia")
     often = row(0.4, (0.35, 0.45), attack="lira")
     best = strongest_membership(several([ranked, known, often]))
     assert best.row.attack == "base" and best.kind == "exposed" and best.exposed and not best.counts
     said = membership_phrase(best).replace("\u00a0", " ")
-    assert said.startswith("name 80 % of the most exposed 1 % of records at 1 in 1 000 false alarms (95 %: 63.1 % to 91.6 %)")
-    assert "one of them in 28 of the 35 replays that hold it; of all records no more than guessing would" in said
+    assert said == (
+        "can identify 1 of 117 records, in 28 of the 35 replays that hold it, at 1 in 1 000 false alarms; "
+        "of all records it was not shown to identify more than chance"
+    )
     assert [one.attack for one in strongest_on_each_surface([ranked, known, often])] == ["base"]
     (can,) = leak_sentences(several([ranked, known, often]))
-    assert can.replace("\u00a0", " ") == f"The server can {said}" and is_certain([known])
+    assert can.replace("\u00a0", " ") == f"The server {said}" and is_certain([known])
 
 
-@pytest.mark.parametrize(("wrong", "out", "counts"), [(0, 35, True), (None, None, True), (25, 35, False), (9, 35, True)])
+@pytest.mark.parametrize(("wrong", "out", "counts"), [(0, 35, True), (25, 35, False), (9, 35, True)])
 def test_a_record_that_is_named_in_and_out_is_not_exposed(wrong: int | None, out: int | None, counts: bool) -> None:
-    """28 of 35 in: against how often it is named while it is out; earlier versions did not count that."""
+    """28 of 35 in: against how often it is named while it is out."""
     assert exposes_records(row(0.1, (0.05, 0.2), worst_records=exposed(28, 35, wrong, out))) is counts
 
 
@@ -179,12 +182,12 @@ def pictured(clear: int, n: int, chance: float | None, best: float | None = None
 @pytest.mark.parametrize(
     ("row", "rebuilt", "said"),
     [
-        (pictured(12, 100, 0.01), True, "12 of 100 pictures clearly closer than every guess, the best at 21.6"),
-        (pictured(1, 4, 0.01, 1e-6), True, "1 of 4 pictures clearly closer than every guess, the best at 21.6"),
+        (pictured(12, 100, 0.01), True, "12 of 100 images clearly closer than every guess, the one furthest above its guess at 21.6"),
+        (pictured(1, 4, 0.01, 1e-6), True, "1 of 4 images clearly closer than every guess, the one furthest above its guess at 21.6"),
         (pictured(1, 4, 0.01, 0.01), True, "1 of 4"),
-        (pictured(1, 4, 0.01, 0.03), False, "too few to tell from chance"),
-        (pictured(0, 4, 0.01, 0.5), False, "no picture clearly closer than a blind guess: 10.0"),
-        (pictured(0, 4, 0.01, 0.5, 12.5), True, "rebuild pictures: 12.5 dB, the median of 4"),
+        (pictured(1, 4, 0.01, 0.03), False, "was not shown to reconstruct images clearly closer than a guess: 1 of 4 are, too few to distinguish from chance"),
+        (pictured(0, 4, 0.01, 0.5), False, "was not shown to reconstruct images clearly closer than a guess: 10.0"),
+        (pictured(0, 4, 0.01, 0.5, 12.5), True, "can reconstruct images: 12.5 dB, the median of 4"),
     ],
 )
 def test_single_pictures_decide_where_chance_does_not_explain_them(row: FindingRow, rebuilt: bool, said: str) -> None:
@@ -227,7 +230,7 @@ def run_with(folder: Path, silent: set[str]) -> Path:
             row = {key: row[key] for key in KEPT} | {"status": "nothing_to_read", "note": "nothing to read: the same"}
         rows.append(row)
     if "auc" in rows[0]:
-        rows[0]["worst_records"] = {"share": 0.01, "tpr": 0.734, "ci": [0.61, 0.83]}
+        rows[0]["worst_records"] = exposed(47, 64, 0, 64)
     data["findings"] = rows
     (folder / "findings.json").write_text(json.dumps(data))
     return folder
@@ -235,7 +238,7 @@ def run_with(folder: Path, silent: set[str]) -> Path:
 
 def said(folder: Path) -> str:
     out = io.StringIO()
-    print_summary(read_run_record(folder).findings, out, 200)
+    print_summary(read_run_record(folder).findings, out, 400)
     return out.getvalue()
 
 
@@ -250,7 +253,7 @@ def test_a_run_in_which_no_attack_had_anything_to_read_says_so(silent: Path) -> 
     assert SENTENCE in said(silent).replace("\n", " ")
     page = write_report(silent).read_text()
     for text in (said(silent), page):
-        assert "guessing at" not in text and "no better than guessing" not in text
+        assert "not shown to do better than chance" not in text and "not shown to identify" not in text
         assert UNSCORED in text.replace("\n", " ")
     assert "Nothing to read, so neither found nor failed: LiRA on the" in page
 
@@ -260,8 +263,8 @@ def test_one_attack_that_read_something_speaks_for_the_surface(tmp_path: Path) -
     findings, page = read_run_record(folder).findings, text_of(folder)
     assert not has_no_signal([row for row in findings.findings if row.surface == "features"])
     assert SENTENCE not in said(folder) and "neither found nor failed: threshold on the" in page
-    assert "73.4\u00a0%<small>worst 1\u00a0%; 61\u00a0% to 83\u00a0%" in page  # the most exposed records
-    assert "; of the most exposed 1\u00a0% of records, 73.4\u00a0%" in page
+    assert "47 of 64<small>replays of 1 of 250 records; 60.9\u00a0% to 83.7\u00a0%" in page  # the most exposed records
+    assert "; again and again 1 of 250 records" in page
 
 
 def test_only_membership_attacks_that_ran_count(silent: Path) -> None:

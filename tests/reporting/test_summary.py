@@ -40,7 +40,8 @@ def test_of_surfaces_of_one_verdict_the_one_that_shows_most_stands_first() -> No
 
 def test_a_limit_that_held_is_told_with_its_delta_and_where_it_comes_from() -> None:
     said = verdict_headline(run([shown(0.25, 2.0)], "consistent", 2.0))
-    assert said.sentences[0].startswith("Everything sent is covered by ε = 2 at δ = 1e-5; the strongest attack showed ε of at least 0.25.")
+    assert said.sentences[0].startswith("From the released features, the server can distinguish training records")
+    assert said.sentences[1].startswith("Everything sent is covered by ε = 2 at δ = 1e-5; the strongest attack showed ε of at least 0.25.")
     assert "simulation" not in said.title
     assert verdict_headline(run([shown(0.25, 2.0)], "consistent", 2.0, noise=SEED)).title.endswith("This is a simulation.")
 
@@ -70,7 +71,7 @@ LABELS = {"attack": "label_counts", "family": "label", "label_accuracy": 0.65, "
 NAMES = {"attack": "copy_detection", "family": "reconstruction", "identified": 0.65, "identified_chance": 0.5}
 
 
-@pytest.mark.parametrize(("figures", "word"), [(LABELS, "classes"), (NAMES, "match")])
+@pytest.mark.parametrize(("figures", "word"), [(LABELS, "classes"), (NAMES, "65 of 100 released records nearer to a training record")])
 def test_a_rate_that_counts_alone_does_not_among_eighty(figures: dict[str, Any], word: str) -> None:
     """65 of 100 against one half: the interval at 95 % begins at 0.548, that at 1 - 0.05 / 80 below one half."""
     one = {"surface": "features", "adversary": "server", "n": 100, **figures}
