@@ -7,7 +7,6 @@ does so significantly more often.
 
 from __future__ import annotations
 
-import argparse
 import math
 import sys
 from collections.abc import Callable, Sequence
@@ -15,6 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from attacks.command_line import CommandParser
 from attacks.epsilon import Bound, from_scores, gaussian_epsilon, one_run_from_scores
 from attacks.statistics import chance_of_at_least
 
@@ -110,7 +110,7 @@ def format_table(rows: Sequence[CoverageRow]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the table; 1 where a finite-sample bound exceeds its level, else 0."""
-    parser = argparse.ArgumentParser(prog="python -m attacks.selftest", description=__doc__)
+    parser = CommandParser(prog="python -m attacks.selftest", description=__doc__)
     parser.add_argument("--runs", type=int, default=200, help="audits per mechanism (default 200)")
     parser.add_argument("--trials", type=int, default=1000, help="independent trials per audit (default 1000)")
     parser.add_argument("--seed", type=int, default=0)

@@ -16,6 +16,7 @@ import dp_accounting as dpa
 from dp_accounting.pld import PLDAccountant
 from opacus.accountants import PRVAccountant, RDPAccountant
 
+from attacks.command_line import CommandParser
 from privdd.privacy.accounting import calibrate, epsilon
 from privdd.privacy.ledger import Ledger
 from privdd.privacy.mechanism import LedgerRow
@@ -94,7 +95,7 @@ def large_ledger(delta: float) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = CommandParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--delta", type=float, default=1e-5)
     parser.add_argument("--prv", action="store_true", help="Opacus's PRV accountant too: slow at large epsilon")
     options = parser.parse_args()

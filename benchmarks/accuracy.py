@@ -26,6 +26,7 @@ from dataclasses import dataclass
 import torch
 from omegaconf import OmegaConf
 
+from attacks.command_line import CommandParser
 from benchmarks.machine import hardware
 from privdd.cli.build import build_experiment
 from privdd.cli.overrides import check_overrides
@@ -139,7 +140,7 @@ def table(name: str, columns: Sequence[str], rows: Sequence[str], seeds: Sequenc
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = CommandParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--experiment", help="a file of configs/experiment, without its ending")
     what.add_argument("--claim", choices=["alpha"])

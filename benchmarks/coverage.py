@@ -25,6 +25,7 @@ import torch
 from scipy.stats import binomtest
 
 from attacks.certificates import bound_from_runs, likelihood_ratio_certificate
+from attacks.command_line import CommandParser
 from attacks.epsilon import (
     curve_test,
     from_scores,
@@ -186,7 +187,7 @@ def write_table(page: Path, rows: Sequence[Coverage], size: str) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the table; 1 where a share is above 5 % beyond chance, else 0."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = CommandParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--audits", type=int, default=400, help="of each mechanism by each estimator")
     parser.add_argument("--runs", type=int, default=600, help="with, and as many without, the record")
     parser.add_argument("--canaries", type=int, default=400, help="of one run")

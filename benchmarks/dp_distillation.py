@@ -19,6 +19,7 @@ import time
 import torch
 from torch import Tensor
 
+from attacks.command_line import CommandParser
 from attacks.types import Surface
 from privdd.core.rng import Keys
 from privdd.core.types import Problem, Records
@@ -100,7 +101,7 @@ def measure(variant: str, options: argparse.Namespace, out: multiprocessing.Queu
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = CommandParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, value in (
         ("classes", 3),
         ("batch", 128),

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
+from attacks.command_line import CommandParser
 from privdd.core.rng import Keys
 from privdd.models import ModelSpec, build, initial
 from privdd.privacy.clipping import clipped_sum
@@ -100,7 +101,7 @@ def measure(work: dict[str, Callable[[], object]], repeats: int) -> dict[str, fl
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = CommandParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batch", type=int, nargs="+", default=[32, 256])
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--padding", action="store_true")

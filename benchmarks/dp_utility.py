@@ -33,6 +33,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from attacks.command_line import CommandParser
 from attacks.images import load_pretrained_trunk
 from benchmarks.accuracy import Curve, run, shown
 from benchmarks.leaderboard import METHODS, OTHER, measure_on_the_images
@@ -164,7 +165,7 @@ def pull(name: str, levers: Mapping[str, Sequence[str]], base: Sequence[str], se
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = CommandParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--epsilons", type=float, nargs="+", default=[3])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--levers", action="store_true")

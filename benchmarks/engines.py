@@ -16,6 +16,7 @@ from collections.abc import Sequence
 
 import torch
 
+from attacks.command_line import CommandParser
 from benchmarks.machine import hardware
 from privdd.auditing.pipeline import membership_game_of
 from privdd.auditing.replay import ClientReplay, round_chain
@@ -54,7 +55,7 @@ def alike(mine: list[State], other: list[State]) -> bool:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = CommandParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--worlds", type=int, default=16)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--epochs", type=int, default=10)

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import torch
 
+from attacks.command_line import CommandParser
 from benchmarks.accuracy import local_accuracy, run
 from privdd.runtime.files import write_bytes
 
@@ -95,7 +96,7 @@ No arm was tuned: each has one setting of rates, steps and reads, so a gap betwe
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = CommandParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--epsilons", type=float, nargs="+", default=[1, 3, 10])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--only", nargs="+", choices=list(ARMS), default=list(ARMS))

@@ -24,6 +24,7 @@ from flwr.serverapp.strategy import FedAvg
 from flwr.supercore.task_identity import TaskIdentity
 from torch import nn
 
+from attacks.command_line import CommandParser
 from privdd.integrations import flower_recorder
 from privdd.integrations.flower_recorder import privdd_tap, tapped
 from privdd.recording.recording import read_recordings
@@ -116,7 +117,7 @@ def measured(width: int, rounds: int, count: int, place: Path) -> tuple[int, flo
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = CommandParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--records", type=int, default=4000)
     given = parser.parse_args()

@@ -20,6 +20,7 @@ from functools import partial
 
 import torch
 
+from attacks.command_line import CommandParser
 from attacks.inversion.gradient import InvertingGradients
 from attacks.inversion.gradient_matching import GradientMatching, RecordedMatching, absolute_distance
 from attacks.inversion.victim import LocalSteps, Victim
@@ -181,7 +182,7 @@ def against_flower(clients: int = 20) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = CommandParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="rows whose name contains this")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--no-flower", action="store_true")

@@ -27,6 +27,7 @@ from typing import Any
 
 import torch
 
+from attacks.command_line import CommandParser
 from benchmarks.gpu_audit_stages import AUDIT
 from benchmarks.gpu_clock import Taken, profiled, timed
 from benchmarks.gpu_stages import FEDERATED, Stage
@@ -106,7 +107,7 @@ def chosen(names: str) -> list[Stage]:
 
 
 def main(given: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = CommandParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--stages", type=chosen, default=list(STAGES.values()), help=f"of {','.join(STAGES)}")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: both sides on the CPU")
     parser.add_argument("--dry", action="store_true", help="tiny networks and batches, two steps")

@@ -32,6 +32,7 @@ from pathlib import Path
 
 import torch
 
+from attacks.command_line import CommandParser
 from benchmarks.machine import hardware
 from privdd.auditing.replay import ClientReplay, MembershipGame, round_chain
 from privdd.core.rng import Keys
@@ -216,7 +217,7 @@ def draw(path: Path, found: dict[str, list[tuple[int, float, float]]]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = CommandParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--full", action="store_true", help="larger sizes, a few minutes")
     parser.add_argument("--plot", type=Path, help="a PNG to write")
     parser.add_argument("--audits", action="store_true", help="whole audits")

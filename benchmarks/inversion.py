@@ -34,6 +34,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from attacks.command_line import CommandParser
 from attacks.images import match, psnr
 from attacks.inversion.evaluation import class_mean_images
 from attacks.inversion.gradient import InvertingGradients
@@ -98,7 +99,7 @@ def seconds(work: Callable[[], object]) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = CommandParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--iterations", type=int, default=1000)
     parser.add_argument("--width", type=int, default=64)
     parser.add_argument("--steps", type=int, default=100, help="iterations of each timed run")

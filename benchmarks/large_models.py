@@ -15,6 +15,7 @@ import time
 
 import torch
 
+from attacks.command_line import CommandParser
 from attacks.types import Surface
 from privdd.auditing.signal_extraction import AdversaryView, extract_signals
 from privdd.core.rng import Keys
@@ -44,7 +45,7 @@ def peak() -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = CommandParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--records", type=int, default=400)
     parser.add_argument("--width", type=int, default=64)
     parser.add_argument("--norm", default="instance")

@@ -25,6 +25,7 @@ from pathlib import Path
 
 import torch
 
+from attacks.command_line import CommandParser
 from benchmarks.accuracy import run
 from benchmarks.machine import hardware
 from privdd.cli.compose import put_overrides_first
@@ -307,7 +308,7 @@ def page(found: Mapping[Cell, Done]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = CommandParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--keep", type=Path, default=KEPT)
     parser.add_argument("--minutes", type=float, default=math.inf, help="no further cell is begun after so long")
     parser.add_argument("--only", nargs="+", choices=list(METHODS), default=list(METHODS))

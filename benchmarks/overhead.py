@@ -24,6 +24,7 @@ from dataclasses import replace
 
 import torch
 
+from attacks.command_line import CommandParser
 from benchmarks.machine import hardware
 from privdd.core.types import Records
 from privdd.data.sources import load_dataset
@@ -44,7 +45,7 @@ def records_of(name: str, count: int) -> Records:
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = CommandParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--method", choices=["all", *PAIRS], default="all")
     parser.add_argument("--data", default="fashion_mnist")
     sizes = {"records": 300, "clients": 3, "rounds": 2, "repeats": 3, "width": 32, "iterations": 2}

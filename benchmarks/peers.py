@@ -33,6 +33,7 @@ import torch
 from opacus.accountants import PRVAccountant, RDPAccountant
 from scipy.stats import binom
 
+from attacks.command_line import CommandParser
 from attacks.epsilon import fdp_one_run_mu, one_run, one_run_from_scores
 from attacks.membership.attack import guess_counts
 from attacks.membership.lira import lira
@@ -389,7 +390,7 @@ What decides stands above each table. Times are CPU seconds of one call where no
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = CommandParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peers", type=Path, default=Path("peers"), metavar="FOLDER", help="what --install made")
     parser.add_argument("--install", type=Path, metavar="FOLDER")
     parser.add_argument("--only", nargs="+", choices=list(ROWS), default=list(ROWS))

@@ -27,6 +27,7 @@ from pathlib import Path
 import psutil
 import torch
 
+from attacks.command_line import CommandParser
 from benchmarks.machine import hardware
 from privdd.cli.compose import group_choices
 from privdd.runtime.files import DamagedRun, read_json
@@ -144,7 +145,7 @@ def result(file: Path) -> tuple[str, str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = CommandParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--preset", choices=sorted(LIMITS), default="smoke")
     parser.add_argument("--profiles", default="", help="a,b privacy=dpsgd,c (default: all)")
     parser.add_argument("--timeout", type=float, default=1800.0, help="seconds for one profile")

@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from attacks.command_line import CommandParser
+
 GOAL, SAMPLED_GOAL = 0.90, 0.85
 PROFILES: Mapping[str, tuple[list[str], float]] = {  # settings, and what certified / accounted must reach
     "feddm_dp": (["algo=feddm_dp"], GOAL),
@@ -48,7 +50,7 @@ def stored(file: Path | None) -> list[dict[str, Any]]:
 
 def options(name: str, doc: str | None, seeds: str, arguments: Sequence[str] | None) -> argparse.Namespace:
     """The command line of ``benchmarks.NAME``; profiles and seeds are lists, ``command`` repeats what was asked."""
-    parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{name}", description=doc)
+    parser = CommandParser(prog=f"python -m benchmarks.{name}", description=doc)
     parser.add_argument("--profiles", default=",".join(PROFILES))
     parser.add_argument("--seeds", default=seeds)
     parser.add_argument("--keep", type=Path, help="finished runs, one a line")

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from attacks.command_line import CommandParser
 from attacks.inversion.evaluation import class_mean_images
 from attacks.inversion.gradient import InvertingGradients
 from attacks.inversion.labels import guess_labels
@@ -75,7 +76,7 @@ def breached(breaching: Any, model: nn.Module, observed: list[Tensor], labels: T
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = CommandParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--width", type=int, default=64)
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--first", type=int, default=0, help="first of the batch's test images")

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from attacks.command_line import CommandParser
 from privdd.reproduce.catalogue import find_entry, load_catalogue
 from privdd.reproduce.page import STALE, STAND_IN, OverviewLine, collect_lines, count_verdicts, current_digests
 from privdd.runtime.files import write_bytes
@@ -82,7 +83,7 @@ def mark_stale(lines: Sequence[OverviewLine], scale: str = "small") -> list[Over
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = CommandParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--results", type=Path, help="OUT/SCALE of privdd.reproduce")
     parser.add_argument("--write", type=Path, default=Path("docs/reproduction.md"), metavar="PAGE")
     given = parser.parse_args(argv)

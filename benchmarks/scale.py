@@ -22,6 +22,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from attacks.command_line import CommandParser
 from privdd.cli.build import build_experiment
 from privdd.cli.compose import compose_config
 from privdd.federated.experiment import CaptureSettings, Experiment
@@ -60,7 +61,7 @@ def left_behind(experiment: Experiment, progress: Progress) -> tuple[float, int]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = CommandParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--clients", type=int, default=1000)
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--records", type=int, default=20)

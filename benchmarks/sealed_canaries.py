@@ -27,6 +27,7 @@ import torch
 from flwr.app import Context, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
+from attacks.command_line import CommandParser
 from privdd.auditing.pipeline import audit_experiment
 from privdd.canary.__main__ import main as canary
 from privdd.cli.build import build_experiment
@@ -175,7 +176,7 @@ def deployed(place: Path, victim: int) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = CommandParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--canaries", type=int, default=200)

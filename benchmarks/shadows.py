@@ -22,6 +22,7 @@ from sklearn.datasets import load_digits
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
+from attacks.command_line import CommandParser
 from benchmarks.machine import hardware
 from privdd.auditing.shadow_models import prefers_wide_network
 from privdd.core.rng import Keys
@@ -185,7 +186,7 @@ def shadows(count: int, workers: int, cases: Sequence[str] = tuple(CASES)) -> No
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = CommandParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=64, help="shadow models of each case; wide networks want 64 on two cores")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--case", nargs="+", choices=list(CASES), default=list(CASES))

@@ -18,6 +18,7 @@ from itertools import pairwise
 import torch
 from torch.nn import functional as F
 
+from attacks.command_line import CommandParser
 from privdd.core.rng import Keys
 from privdd.core.types import Problem, Records, Shard
 from privdd.federated.simulation import Plan, run_round, start_training
@@ -111,7 +112,7 @@ def flower(spec: ModelSpec, clients: int, records: int, rounds: int) -> tuple[fl
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = CommandParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--clients", type=int, default=100)
     parser.add_argument("--records", type=int, default=50)
     parser.add_argument("--rounds", type=int, default=3)

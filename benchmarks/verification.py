@@ -7,7 +7,6 @@ where an honest run does not agree or an edit is not found.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import io
 import json
@@ -20,6 +19,7 @@ from typing import Any
 
 import torch
 
+from attacks.command_line import CommandParser
 from privdd.api import audit
 from privdd.cli.compose import config_dir, group_choices
 from privdd.runtime.files import DamagedRun
@@ -101,7 +101,7 @@ def _edit_tensor(file: Path, rng: random.Random) -> str:
 
 
 def main() -> int:
-    given = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    given = CommandParser(description=__doc__.splitlines()[0] if __doc__ else None)
     given.add_argument("--preset", default="smoke", choices=("smoke", "default", "paper"))
     given.add_argument("--algos", nargs="*", default=group_choices("algo", [config_dir()]))
     given.add_argument("--edits", type=int, default=5)

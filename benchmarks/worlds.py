@@ -18,6 +18,7 @@ from dataclasses import replace
 
 import torch
 
+from attacks.command_line import CommandParser
 from benchmarks.machine import hardware
 from benchmarks.shadows import shadows
 from privdd.core.rng import Keys
@@ -57,7 +58,7 @@ def retraining(method: FedDM, shard: Shard, clients: int) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = CommandParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--full", action="store_true", help="64 worlds, width 32, batch 256, ipc 10")
     parser.add_argument("--worlds", type=int)
     parser.add_argument("--iterations", type=int, default=2)

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import json
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from attacks.command_line import CommandParser
+
 if TYPE_CHECKING:
     from privdd.reporting.policy import LimitResult, Policy
 
+URL_SOURCE = re.compile(r"(\w+\+)?\w+://")
 STARTING_POLICY = """\
 # Limits that python -m privdd.audit ... policy=policy.yaml and python -m privdd.gate RUN --policy policy.yaml hold a run against.
 # A limit that is left out is not looked at. Exit status 3 where one is broken, or could not be decided.
@@ -27,20 +32,22 @@ not_decided: fail          # or pass: where the sample is too small for a limit,
 STARTING_WORKFLOW = """\
 name: privacy
 on: [push, pull_request]
+env:
+  PRIVDD: %s  # what pip installs: a checkout (./privdd), a wheel, or git+URL@COMMIT
 jobs:
   privacy:
     runs-on: ubuntu-latest
     steps:
       - uses: actions/checkout@v4
-      - run: pip install privdd
+      - run: python -m pip install "${PRIVDD:?set it in this file}"
       - run: python -m privdd.audit algo=fedavg preset=smoke policy=policy.yaml hydra.run.dir=audit   # yours
       - if: always()
         run: python -m privdd.gate audit --policy policy.yaml --junit privacy.xml --markdown "$GITHUB_STEP_SUMMARY"
 """
 
 
-def gate_parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(
+def gate_parser() -> CommandParser:
+    made = CommandParser(
         prog="privdd-gate",
         description="Hold finished runs against the limits of a policy. Exit status: 0 all hold, 3 one is broken or not decided, 1 error.",
     )
@@ -55,10 +62,13 @@ def gate_parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--init", action="store_true", help="write policy.yaml and .github/workflows/privacy.yml here, and stop"
     )
+    made.add_argument(
+        "--install", metavar="SOURCE", help="with --init: a checkout, a wheel or git+URL@COMMIT, which the workflow installs privdd from",
+    )  # fmt: skip
     return made
 
 
-def add_policy_options(made: argparse.ArgumentParser) -> None:
+def add_policy_options(made: CommandParser) -> None:
     """What says the limits, and which files a build gets."""
     made.add_argument("--policy", type=Path, metavar="FILE", help="the limits, as privdd-gate --init writes them")
     made.add_argument(
@@ -75,13 +85,27 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     given = gate_parser().parse_args(argv)
     return run_reporting_errors(
-        "privdd-gate", lambda: write_starting_files(Path()) if given.init else _judge_runs(given)
+        lambda: write_starting_files(Path(), given.install) if given.init else _judge_runs(given)
     )
 
 
-def write_starting_files(folder: Path) -> int:
-    """A commented policy and a workflow; what exists already is left as it is."""
-    for name, text in (("policy.yaml", STARTING_POLICY), (".github/workflows/privacy.yml", STARTING_WORKFLOW)):
+def check_install_source(source: str) -> str:
+    """The source as it is. Raises BadConfig for the name of a package: of no index is it known who registered that name."""
+    from privdd.core.validation import BadConfig
+
+    is_place = "/" in source or source.endswith((".whl", ".tar.gz")) or source == "."
+    if not is_place and not URL_SOURCE.match(source):
+        raise BadConfig(
+            f"--install {source}: a checkout (./privdd), a wheel (FILE.whl) or git+URL@COMMIT is needed, no package's name"
+        )
+    return source
+
+
+def write_starting_files(folder: Path, source: str | None = None) -> int:
+    """A commented policy and a workflow; what exists already is left as it is. source: what the workflow installs privdd from;
+    without one the workflow says that it has to be set. Raises BadConfig."""
+    workflow = STARTING_WORKFLOW % json.dumps("" if source is None else check_install_source(source))
+    for name, text in (("policy.yaml", STARTING_POLICY), (".github/workflows/privacy.yml", workflow)):
         file = folder / name
         if file.exists():
             print(f"{file}: exists, left as it is")
@@ -89,6 +113,10 @@ def write_starting_files(folder: Path) -> int:
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(text, encoding="utf-8")
             print(f"{file}: written")
+    if source is None:
+        print(
+            "before the workflow runs: set PRIVDD in it to a checkout, a wheel or git+URL@COMMIT (or repeat with --install)"
+        )
     return 0
 
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from attacks.command_line import ERROR_PREFIX, CommandParser
 from privdd.runtime.files import DamagedRun
 
 
-def report_parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(
+def report_parser() -> CommandParser:
+    made = CommandParser(
         prog="privdd-report", description="Write the page of one finished run, or a comparison of several."
     )
     made.add_argument("runs", nargs="+", type=Path, metavar="DIR", help="a run folder (with findings.json)")
@@ -31,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = report_parser().parse_args(argv)
     for run in given.runs:
         if not run.is_dir():
-            print(f"privdd-report: {run}: no such folder", file=sys.stderr)
+            print(f"{ERROR_PREFIX}: {run}: no such folder", file=sys.stderr)
             return 1
 
     from privdd.reporting.page import print_pdf
@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if given.pdf and given.card is None:
             print(print_pdf(page), flush=True)
     except (DamagedRun, OSError) as error:
-        print(f"privdd-report: {error}", file=sys.stderr)
+        print(f"{ERROR_PREFIX}: {error}", file=sys.stderr)
         return 1
     return 0
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from attacks.command_line import CommandParser
 from privdd.gate import add_policy_options, judge_folder, write_results
 
 if TYPE_CHECKING:
@@ -17,8 +18,8 @@ if TYPE_CHECKING:
 EXIT_DISAGREES, EXIT_ON_TRUST = 2, 3
 
 
-def verify_parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(
+def verify_parser() -> CommandParser:
+    made = CommandParser(
         prog="privdd-verify",
         description="Compute a finished run's numbers again from its own files and compare. Exit status: 0 agrees, 2 does not, "
         "1 error, 3 agrees but a limit is broken or not decided, or with --strict alone a decision rests on numbers taken on trust.",
@@ -39,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     from privdd.cli.errors import run_reporting_errors
 
     given = verify_parser().parse_args(argv)
-    return run_reporting_errors("privdd-verify", lambda: _run_command(given))
+    return run_reporting_errors(lambda: _run_command(given))
 
 
 def _run_command(given: argparse.Namespace) -> int:

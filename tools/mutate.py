@@ -10,7 +10,6 @@ A fault that no test notices within its time survived. Prints one line a fault, 
 
 from __future__ import annotations
 
-import argparse
 import ast
 import os
 import random
@@ -21,6 +20,8 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
+
+from attacks.command_line import CommandParser
 
 ROOT = Path(__file__).resolve().parents[1]
 SWAPS: dict[type[ast.AST], type[ast.AST]] = {
@@ -148,7 +149,7 @@ def killed(clone: Path, fault: tuple[Path, int, str, str], seconds: int, limit: 
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = CommandParser(description=(__doc__ or "").splitlines()[0])
     for name, value in (("count", 60), ("seed", 0), ("seconds", 90), ("tests", 8)):
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--only", type=int, nargs="+", help="numbers of single faults")

@@ -89,7 +89,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         *whole, last = COMMANDS.values()
         print("\n".join([ABOUT, *(one.help_text() for one in whole), last.describe(), ""]), end="")
         return 0 if given else 1
-    return run_reporting_errors("privdd-canary", lambda: _run_command(given[0], given[1:]))
+    return run_reporting_errors(lambda: _run_command(given[0], given[1:]))
 
 
 def _run_command(command: str, argv: Sequence[str]) -> int:

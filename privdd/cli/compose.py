@@ -223,7 +223,7 @@ def run_guarded(main: Callable[[], int]) -> int:
     from privdd.cli.errors import run_reporting_errors
 
     try:
-        return run_reporting_errors("privdd: error", main)
+        return run_reporting_errors(main)
     except KeyboardInterrupt as stop:
         print(f"\nprivdd: stopped{': ' + str(stop) if str(stop) else ''}", file=sys.stderr)
         return 130

@@ -8,6 +8,7 @@ import select
 import sys
 from collections.abc import Callable
 
+from attacks.command_line import ERROR_PREFIX
 from privdd.runtime.files import printable
 
 UNREAD = 141  # 128 + SIGPIPE
@@ -25,7 +26,7 @@ TORCH_ERRORS = {
 }
 
 
-def run_reporting_errors(command: str, work: Callable[[], int]) -> int:
+def run_reporting_errors(work: Callable[[], int]) -> int:
     """Exit status of ``work``; an error that the user can do something about is one line on stderr, and status 1.
 
     Where nobody reads the output any more (``| head``), it ends in silence with the status of a program that SIGPIPE ends.
@@ -40,7 +41,7 @@ def run_reporting_errors(command: str, work: Callable[[], int]) -> int:
         line = explain_error(error)
         if line is None:
             raise
-        print(f"{command}: {printable(line)}", file=sys.stderr)
+        print(f"{ERROR_PREFIX}: {printable(line)}", file=sys.stderr)
         return 1
 
 

@@ -18,7 +18,7 @@ from omegaconf import DictConfig, open_dict
 
 from privdd import __version__
 from privdd.cli import compose
-from privdd.cli.overrides import HYDRA_OPTIONS, check_overrides, check_settings_used
+from privdd.cli.overrides import HYDRA_OPTIONS, check_hydra_options, check_overrides, check_settings_used
 from privdd.cli.secret import take_secret, unused_secret_error
 from privdd.cli.settings import audit_settings, is_forced, privacy_settings, run_settings
 from privdd.cli.sweeps import Sweep, count_points, first_point, is_sweep, pin_sweep_folder, sweep_folder_name
@@ -199,6 +199,7 @@ def _run_command(command: str, run: CommandRun) -> int:
         config = config_of(command, *first_point(argv))
         return print_cost(config, Path.cwd(), count_points(argv) if is_sweep(argv) else 1)
     if any(a.split("=")[0] in HYDRA_OPTIONS for a in argv):
+        check_hydra_options(argv)
         _run_with_hydra(command, run, argv, typed)
         return 0
     config = _check_without_torch(command, argv)

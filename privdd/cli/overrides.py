@@ -22,6 +22,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from attacks.command_line import CommandParser
 from privdd.cli import compose, settings
 from privdd.cli.secret import SECRET_KEY as SECRET
 from privdd.cli.sweeps import first_values
@@ -111,7 +112,27 @@ def _node_at(config: Any, place: str) -> Any:
 HYDRA_OPTIONS = (
     "--hydra-help", "--info", "-i", "--cfg", "-c", "--shell-completion", "-sc", "--package", "-p", "--resolve",
 )  # fmt: skip
+HYDRA_TOPICS = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
+FLAGS = (
+    ("--multirun", "-m"), ("--resolve",), ("--hydra-help",), ("--shell-completion", "-sc"), ("--help", "-h"), ("--version",), ("--dry-run",),
+)  # fmt: skip
 COMMAND_OPTIONS = ("-m", "--multirun", "--config-dir", "-cd", "--help", "-h", "--version", "--dry-run", *HYDRA_OPTIONS)
+
+
+def check_hydra_options(argv: Sequence[str]) -> None:
+    """Ends with status 1 and one line for an option of Hydra's without its value, or with one that it does not take: Hydra's own
+    parser would end with 2, and take abbreviations."""
+    parser = CommandParser(prog="privdd", add_help=False)
+    parser.add_argument("overrides", nargs="*")
+    parser.add_argument("--cfg", "-c", choices=("job", "hydra", "all"))
+    parser.add_argument("--package", "-p")
+    parser.add_argument("--info", "-i", nargs="?", choices=HYDRA_TOPICS)
+    parser.add_argument("--config-dir", "-cd")
+    for flag in FLAGS:
+        parser.add_argument(*flag, action="store_true")
+    parser.parse_args(compose.put_overrides_first(argv))
+
+
 OWN_DATA_HINT = "; for a file of yours write data=npz data.root=FILE, for pictures data=folder data.root=DIR."
 
 

@@ -253,7 +253,7 @@ def check_tracking(choice: Any) -> None:
     if choice not in TRACKERS:
         raise BadConfig(f"tracking={choice}: allowed are null, {', '.join(TRACKERS)}")
     if importlib.util.find_spec(choice) is None:
-        raise BadConfig(f"tracking={choice}: the package is missing; pip install 'privdd[tracking]'")
+        raise BadConfig(f"tracking={choice}: the package is missing; pip install {choice}")
 
 
 def track_run(choice: Any, folder: Path, accuracy: Sequence[float], scalars: Mapping[str, float]) -> None:

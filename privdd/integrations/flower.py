@@ -5,7 +5,7 @@ out, and its ledger rows, travel. Client memory stays in Flower's client state, 
 round again, a client sends the same reply, never another draw of its noise. Flower keeps that state for one series of
 runs, so a federation goes on in the series that it began in. The server runs a simulation's rounds with a ``GridEngine`` and
 leaves a run folder that ``python -m privdd.audit run=DIR`` attacks. It believes no reply that disagrees with the plan
-(``reply_check``). Needs the extra ``privdd[flower]``.
+(``reply_check``). Needs ``pip install flwr``.
 """
 
 from __future__ import annotations

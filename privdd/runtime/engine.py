@@ -345,7 +345,7 @@ def connect_ray(address: str | None, workers: int) -> Any:
 
         from privdd.runtime import ray_cleanup
     except ImportError:
-        raise ValueError("engine=ray: ray is not installed; install it with: pip install 'privdd[ray]'") from None
+        raise ValueError("engine=ray: ray is not installed; install it with: pip install ray psutil") from None
     wanted = workers or os.cpu_count() or 1
     if ray.is_initialized():
         if address or not _started_clusters or _started_clusters.get(_cluster_address(ray), wanted) >= wanted:

@@ -262,4 +262,4 @@ def _import_cryptography(part: str) -> Any:
     try:
         return importlib.import_module(f"cryptography.{part}")
     except ImportError:
-        raise DamagedRun("signatures: the package cryptography is missing; pip install 'privdd[sign]'") from None
+        raise DamagedRun("signatures: the package cryptography is missing; pip install cryptography") from None

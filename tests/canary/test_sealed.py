@@ -24,7 +24,7 @@ def refused(argv: list[str], capsys: Any) -> str:
     capsys.readouterr()
     assert main(argv) == 1
     out, err = capsys.readouterr()
-    assert out == "" and err.startswith("privdd-canary: ") and err.count("\n") == 1 and "Traceback" not in err
+    assert out == "" and err.startswith("privdd: error: ") and err.count("\n") == 1 and "Traceback" not in err
     return err
 
 

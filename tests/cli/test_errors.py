@@ -109,7 +109,7 @@ def test_what_torch_says_is_said_in_words_of_the_settings(said: str) -> None:
 
 def test_a_reader_that_goes_away_early_is_no_error() -> None:
     """As in ``... list | head -1``; without reading anything the pipe is closed before all is written."""
-    code = "import sys; from privdd.cli.errors import run_reporting_errors; sys.exit(run_reporting_errors('x', lambda: print('y' * 10**6) or 0))"
+    code = "import sys; from privdd.cli.errors import run_reporting_errors; sys.exit(run_reporting_errors(lambda: print('y' * 10**6) or 0))"
     done = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert done.stdout is not None and done.stderr is not None
     done.stdout.close()
@@ -121,5 +121,5 @@ def test_an_error_cannot_change_the_terminal(capsys: pytest.CaptureFixture[str])
     def fails() -> int:
         raise OSError(2, "No such file", "\x1b]0;owned\x07\nx")
 
-    assert run_reporting_errors("privdd", fails) == 1
-    assert capsys.readouterr().err == "privdd: ?]0;owned??x: No such file\n"
+    assert run_reporting_errors(fails) == 1
+    assert capsys.readouterr().err == "privdd: error: ?]0;owned??x: No such file\n"

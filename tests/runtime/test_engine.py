@@ -266,7 +266,7 @@ def test_threads_per_task_are_what_was_asked(engine: Engine) -> None:
 
 def test_ray_missing_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ValueError, match=r"^engine=ray: ray is not installed.*privdd\[ray\]"):
+    with pytest.raises(ValueError, match=r"^engine=ray: ray is not installed.*pip install ray psutil"):
         list(Engine("ray").map(crash_tasks.run, [Deadly(0, ""), Deadly(1, "")]))
 
 

@@ -4,7 +4,7 @@
 
 Every process is started and ended here, by its id. Prints seconds and whether ledger, model, artifacts and
 findings of the audit are equal to those of the simulated run, and leaves nothing behind. The deployed folder
-is audited as a user would, by ``python -m privdd.audit run=DIR``. Needs ``privdd[flower]``.
+is audited as a user would, by ``python -m privdd.audit run=DIR``. Needs the package flwr.
 """
 
 from __future__ import annotations

@@ -37,6 +37,11 @@ def installed(wheel, tmp_path_factory) -> Path:
     return target
 
 
+def test_an_index_would_take_it(wheel, tmp_path):
+    call("-m", "hatchling", "build", "-t", "sdist", "-d", str(tmp_path), cwd=ROOT)
+    call("-m", "twine", "check", "--strict", str(wheel), *map(str, tmp_path.glob("*.tar.gz")), cwd=tmp_path)
+
+
 def test_contents(wheel):
     """The yaml of the checkout, every module, the templates; no tests, no caches."""
     with zipfile.ZipFile(wheel) as archive:
