@@ -132,6 +132,7 @@ class Worlds:
 class View:
     """What one adversary holds about one surface (no truth inside).
 
+    other_rounds: the same surface in other rounds that are kept, each with the maps of its own round and no worlds.
     message: the names of what it holds, joined by ", ": those of the captures, unless they are given.
     """
 
@@ -140,6 +141,7 @@ class View:
     captures: tuple[Capture, ...]
     knowledge: Knowledge
     worlds: Worlds | None = None
+    other_rounds: tuple[View, ...] = ()
     message: str = ""
 
     def __post_init__(self) -> None:

@@ -157,7 +157,7 @@ def primary_signal(surface: Surface, worlds: Worlds, choice: str = "auto") -> st
     """
     present = sorted(worlds.signals)
     if choice != "auto":
-        if choice not in present:
+        if choice not in worlds.signals:
             raise ValueError(f"signal={choice!r}: surface {surface.value} has {present}")
         return choice
     if not present:
@@ -168,9 +168,11 @@ def primary_signal(surface: Surface, worlds: Worlds, choice: str = "auto") -> st
 @dataclass(frozen=True)
 class MembershipAttack(Attack, hooks=("score", "read_signals")):
     """What all membership attacks share: the choice of signal, and the judgement. delta None: the run's own,
-    knowledge.settings["delta"]. targets: how many worlds the epsilon bound is taken over (Bonferroni)."""
+    knowledge.settings["delta"]. targets: how many worlds the epsilon bound is taken over (Bonferroni). signal: "auto", one
+    name for all surfaces, or a name for each (surfaces that are not named: "auto"). Where a surface lacks the signal that
+    is asked for, there is nothing to read."""
 
-    signal: str = "auto"
+    signal: str | Mapping[str, str] = "auto"
     confidence: float = 0.95
     delta: float | None = None
     targets: int = 1
@@ -187,21 +189,35 @@ class MembershipAttack(Attack, hooks=("score", "read_signals")):
         if self.delta is not None and not 0 <= self.delta < 1:
             raise ValueError(f"delta={self.delta}: a number in [0, 1), or null for the run's own")
         check_counts(self, "targets")
+        named = self.signal if isinstance(self.signal, Mapping) else {}
+        if unknown := sorted(set(named) - {str(surface) for surface in Surface}):
+            raise ValueError(f"signal: {unknown[0]!r} is no surface; allowed are {', '.join(Surface)}")
+
+    def _chosen_signal(self, surface: Surface) -> str:
+        """The name of the signal that is asked for on a surface; "auto" where none is."""
+        return self.signal if isinstance(self.signal, str) else self.signal.get(str(surface), "auto")
+
+    def _missing_signal(self, view: View) -> str:
+        """Why the signal that is asked for cannot be read; "" if it can, or none is asked for."""
+        name, present = self._chosen_signal(view.surface), sorted(require_worlds(view).signals)
+        if name == "auto" or name in present:
+            return ""
+        return f"no signal {name} on {view.surface}, which has {', '.join(present) or 'none'}"
 
     def read_signals(self, view: View) -> list[Tensor]:
         """What the scores are made of: tensors (K, n, ...). Where all of them say nothing the view is not attacked."""
         worlds = require_worlds(view)
-        return [worlds.signals[primary_signal(view.surface, worlds, self.signal)]]
+        return [worlds.signals[primary_signal(view.surface, worlds, self._chosen_signal(view.surface))]]
 
     def nothing_to_read(self, view: View) -> str:
-        return why_all_uninformative(self.read_signals(view))
+        return self._missing_signal(view) or why_all_uninformative(self.read_signals(view))
 
     def run(self, view: View, generator: torch.Generator) -> Evidence:
         """Scores (K, n): each world is scored with the other worlds as its shadow models."""
         worlds = require_worlds(view)
         if len(worlds.masks) < self.least_worlds:
             raise ValueError(f"worlds={len(worlds.masks)}: {self.name} needs at least {self.least_worlds}")
-        name = primary_signal(view.surface, worlds, self.signal)
+        name = primary_signal(view.surface, worlds, self._chosen_signal(view.surface))
         seed = int(torch.randint(2**31 - 1, (1,), generator=generator))
         scores = self.score(view, name, seed)
         if not torch.isfinite(scores).all():

@@ -62,7 +62,11 @@ class GradientDensity(MembershipAttack):
 
     def read_signals(self, view: View) -> list[Tensor]:
         signals = require_worlds(view).signals
-        names = sorted(s for s in signals if s.startswith("gradient")) if self.signal == "auto" else []
+        names = (
+            sorted(s for s in signals if s.startswith("gradient"))
+            if self._chosen_signal(view.surface) == "auto"
+            else []
+        )
         return [signals[name] for name in names] or super().read_signals(view)
 
     def score(self, view: View, name: str, seed: int) -> Tensor:

@@ -164,7 +164,7 @@ class LiraRounds(MultiRoundAttack):
 
     def read_signals(self, view: View) -> list[Tensor]:
         worlds = require_worlds(view)
-        return [signal_in_all_rounds(worlds, primary_signal(view.surface, worlds, self.signal))]
+        return [signal_in_all_rounds(worlds, primary_signal(view.surface, worlds, self._chosen_signal(view.surface)))]
 
     def score(self, view: View, name: str, seed: int) -> Tensor:
         worlds = require_worlds(view)
@@ -180,6 +180,9 @@ def signals_to_fuse(worlds: Worlds) -> list[str]:
     """
     names = sorted(worlds.signals)
     weaker = {"loss", "gradient_norm"} if "confidence" in names else set()
+    weaker |= {"patch_distance"}  # of a part of what the distance reads whole
+    if {"matched_filter", "row"} & set(names):
+        weaker |= {"distance"}  # of released features and class means: without their noise, or of few records alone
     if any(name.startswith("joint") for name in names):
         weaker |= {name for name in names if "alignment" in name or name == "gradient_product"}
     return [name for name in names if name not in weaker]
@@ -198,7 +201,11 @@ class Fusion(MultiRoundAttack):
 
     def read_signals(self, view: View) -> list[Tensor]:
         worlds = require_worlds(view)
-        one = [] if self.signal == "auto" else [primary_signal(view.surface, worlds, self.signal)]
+        one = (
+            []
+            if self._chosen_signal(view.surface) == "auto"
+            else [primary_signal(view.surface, worlds, self._chosen_signal(view.surface))]
+        )
         names = one or signals_to_fuse(worlds)
         return [signal_in_all_rounds(worlds, name) for name in names]
 
@@ -229,8 +236,15 @@ class Tracing(MultiRoundAttack):
 
     def read_signals(self, view: View) -> list[Tensor]:
         worlds = require_worlds(view)
-        parts = [n for n in sorted(worlds.signals) if n.startswith("joint")] if self.signal == "auto" else []
-        return [signal_in_all_rounds(worlds, n) for n in parts or [primary_signal(view.surface, worlds, self.signal)]]
+        parts = (
+            [n for n in sorted(worlds.signals) if n.startswith("joint")]
+            if self._chosen_signal(view.surface) == "auto"
+            else []
+        )
+        return [
+            signal_in_all_rounds(worlds, n)
+            for n in parts or [primary_signal(view.surface, worlds, self._chosen_signal(view.surface))]
+        ]
 
     def score(self, view: View, name: str, seed: int) -> Tensor:
         signals = [one.double() for one in self.read_signals(view)]

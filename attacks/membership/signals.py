@@ -98,6 +98,9 @@ def average_noisy_copies(released: Tensor, stds: Sequence[float]) -> tuple[Tenso
     return torch.einsum("k,knd->nd", weights, released.unflatten(0, (len(stds), -1))), float(precision.sum() ** -0.5)
 
 
+MAX_DISTANCES = 2**23  # distances that are held at once
+
+
 @accepts_numpy
 def nearest_distance(records: Tensor, synthetic: Tensor) -> Tensor:
     """Minus the Euclidean distance to the nearest of a synthetic set.
@@ -108,7 +111,52 @@ def nearest_distance(records: Tensor, synthetic: Tensor) -> Tensor:
     pool = synthetic.flatten(synthetic.ndim - records.ndim + 1)
     if pool.shape[-1] != flat.shape[-1] or not pool.shape[-2]:
         raise ValueError(f"records {tuple(records.shape)}, synthetic {tuple(synthetic.shape)}")
-    return -torch.cdist(flat, pool, compute_mode="donot_use_mm_for_euclid_dist").amin(-1)
+    step = max(1, MAX_DISTANCES // pool[..., 0].numel())
+    parts = [torch.cdist(part, pool, compute_mode="donot_use_mm_for_euclid_dist") for part in flat.split(step)]
+    return -torch.cat([part.amin(-1) for part in parts], -1)
+
+
+PATCH_CONTRAST = 0.5  # of a record's richest patch: flatter ones, as of a background, lie in any image
+FARTHEST_PATCH = 1e3  # distance to no patch at all, in units of the contrast
+
+
+@accepts_numpy
+def patch_distance(records: Tensor, synthetic: Tensor) -> Tensor:
+    """(n,) minus the distance of each record's nearest patch to a patch of any image of a synthetic set.
+
+    records (n, c, h, w), synthetic (m, c, h, w). Patches have half the height and width, nine of them in each image, at
+    steps of half a patch. d(p, q) = |p - q| / |p - mean(p)|, the least over q in the set and over the record's own p with at
+    least PATCH_CONTRAST of the largest |p - mean(p)| among them. -FARTHEST_PATCH for a flat record or an empty set.
+    """
+    if records.ndim != 4 or synthetic.shape[1:] != records.shape[1:]:
+        raise ValueError(f"records {tuple(records.shape)}, synthetic {tuple(synthetic.shape)}: (n, c, h, w) alike")
+    farthest = records.new_full((len(records),), -FARTHEST_PATCH)
+    if not len(synthetic) or not len(records):
+        return farthest
+    pool = _half_patches(synthetic).flatten(0, 1)
+    step = max(1, MAX_DISTANCES // (9 * len(pool)))
+    found = []
+    for part in records.split(step):
+        own = _half_patches(part)
+        contrast = (own - own.mean(-1, keepdim=True)).norm(dim=-1)
+        rich = contrast >= PATCH_CONTRAST * contrast.amax(-1, keepdim=True).clamp_min(1e-6)
+        gaps = torch.cdist(own.flatten(0, 1).double(), pool.double()).amin(-1).reshape(contrast.shape)
+        relative = torch.where(rich, gaps / contrast.clamp_min(1e-12), FARTHEST_PATCH)
+        found.append(-relative.amin(-1).to(records).clamp(max=FARTHEST_PATCH))
+    return torch.cat(found)
+
+
+def _half_patches(images: Tensor) -> Tensor:
+    """(n, patches, c * h/2 * w/2) of images (n, c, h, w)."""
+    size = [max(1, side // 2) for side in images.shape[2:]]
+    step = [max(1, side // 2) for side in size]
+    return F.unfold(images, size, stride=step).transpose(1, 2)
+
+
+@accepts_numpy
+def single_record_means(mean: Tensor, count: Tensor | None = None) -> Tensor:
+    """(m, ...): the class means (or sums) that are of one record, of mean (C, ...) and count (C,); all without counts."""
+    return mean if count is None else mean[count.flatten().round() == 1]
 
 
 @accepts_numpy

@@ -139,8 +139,15 @@ def memory_after_round(plan: Plan, snapshot: Snapshot, memory: State, shard: Sha
     return plan.method.audit_hooks.recall(snapshot.broadcast, memory, shard, ctx)
 
 
-ResultsByRound = dict[int, tuple[Upload, ClientContext]]  # round -> what the client made of it
-UploadsByRound = dict[int, Mapping[str, Tensors]]  # round -> what the client would have sent
+ResultsByRound = dict[int, tuple[Upload, ClientContext, State]]  # round -> what the client made of it, and remembers
+
+
+@dataclass(frozen=True)
+class ReplayedRound:
+    """What the client would have sent in one round, and what it remembers after it."""
+
+    sent: Mapping[str, Tensors]
+    memory: State
 
 
 @dataclass(frozen=True)
@@ -164,10 +171,10 @@ class ClientReplay:
     def run(self) -> list[Mapping[str, Tensors]] | None:
         """The messages of the client in the last round of the chain, for each replay; None as of ``run_by_round``."""
         found = self.run_by_round()
-        return None if found is None else [sent[self.chain[-1].round] for sent in found]
+        return None if found is None else [rounds[self.chain[-1].round].sent for rounds in found]
 
-    def run_by_round(self) -> list[UploadsByRound] | None:
-        """The messages of the last round and of those in ``passing``, by round for each replay; None if ``batched`` is set and
+    def run_by_round(self) -> list[dict[int, ReplayedRound]] | None:
+        """The messages (and the memory after it) of the last round and of those in ``passing``, by round for each replay; None if ``batched`` is set and
         the method has no batched form of one of the rounds."""
         plans = [plan_of_replay(self.plan, world) for world in self.worlds]
         shards = [self.game.shard_of_replay(self.shard, world) for world in self.worlds]
@@ -178,7 +185,10 @@ class ClientReplay:
         # the same context as the local work: noise on what is sent comes next in its stream
         send = self.plan.channel.send
         view = lambda t, sent: uploads_seen_by_server(self.plan, t, sent, self.others.get(t, {}))  # noqa: E731
-        return [{t: view(t, send(upload, ctx)[0].values) for t, (upload, ctx) in rounds.items()} for rounds in done]
+        return [
+            {t: ReplayedRound(view(t, send(up, ctx)[0].values), memory) for t, (up, ctx, memory) in rounds.items()}
+            for rounds in done
+        ]
 
     def _is_wanted_round(self, snapshot: Snapshot) -> bool:
         return snapshot.round == self.chain[-1].round or snapshot.round in self.passing
@@ -192,7 +202,7 @@ class ClientReplay:
                 continue
             ctx = replay_context(plan, snapshot.round)
             upload, memory = plan.method.local(snapshot.broadcast, memory, shard, ctx)
-            done[snapshot.round] = (upload, ctx)
+            done[snapshot.round] = (upload, ctx, memory)
         return done
 
     def _replay_batched(self, plans: Sequence[Plan], shards: Sequence[Shard]) -> list[ResultsByRound] | None:
@@ -205,8 +215,8 @@ class ClientReplay:
                 return None
             memories = [memory for _, memory in found]
             if self._is_wanted_round(snapshot):
-                for done, (upload, _), ctx in zip(made, found, contexts):
-                    done[snapshot.round] = (upload, ctx)
+                for done, (upload, memory), ctx in zip(made, found, contexts):
+                    done[snapshot.round] = (upload, ctx, memory)
         return made
 
 
@@ -225,9 +235,12 @@ def group_replays(worlds: int, size: int) -> list[range]:
     return [group for group in groups if len(group)]
 
 
+SIGNALS_VERSION = b"2"  # of how signals are read: replays that another version read are read anew
+
+
 def replay_cache_key(plan: Plan, chain: Sequence[Snapshot], game: MembershipGame, config: str) -> str:
     """The folder name of cached worlds: the same for the same config, broadcasts and audited records."""
-    h = hashlib.blake2b(config.encode(), digest_size=8)
+    h = hashlib.blake2b(config.encode() + SIGNALS_VERSION, digest_size=8)
     h.update(str(plan.keys.seed).encode() + digest_tensors({"ids": game.whole.ids, "audited": game.audited}).encode())
     for snapshot in chain:
         h.update(f"{snapshot.round}".encode())

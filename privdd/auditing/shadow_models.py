@@ -22,8 +22,8 @@ from attacks.types import Adversary, Family, Surface, View
 from privdd.auditing.replay import (
     ClientReplay,
     MembershipGame,
+    ReplayedRound,
     Uploads,
-    UploadsByRound,
     group_replays,
     other_uploads,
     replay_cache_key,
@@ -80,15 +80,28 @@ class ReplayTask:
         found, last = self.replay.run_by_round(), self.replay.chain[-1].round
         if found is None:
             return None
-        return [extract_all_signals(self.adversary, self.passing, sent.pop(last), sent) for sent in found]
+        return [extract_all_signals(self.adversary, self.passing, rounds.pop(last), rounds) for rounds in found]
 
 
 def extract_all_signals(
-    adversary: AdversaryView, passing: Mapping[int, AdversaryView], last: Mapping[str, Tensors], earlier: UploadsByRound
+    adversary: AdversaryView,
+    passing: Mapping[int, AdversaryView],
+    last: ReplayedRound,
+    earlier: Mapping[int, ReplayedRound],
 ) -> Signals:
     """The signals of the audited round, and as "round@surface|signal" those of rounds that its replay passes."""
-    more = {f"{t}@{key}": v for t, at in passing.items() for key, v in extract_signals(at, earlier[t]).items()}
-    return extract_signals(adversary, last) | more
+    found = _read_round(adversary, last)
+    for t, at in passing.items():
+        found |= {f"{t}@{key}": value for key, value in _read_round(at, earlier[t]).items()}
+    return found
+
+
+def _read_round(adversary: AdversaryView, replayed: ReplayedRound) -> Signals:
+    """Where the adversary is granted what the client keeps, it is what the client of this very replay keeps."""
+    surfaces = {adversary.method.uploads[name] for name in replayed.sent}
+    if any(adversary.method.audit_hooks.grants(surface) for surface in surfaces):
+        adversary = replace(adversary, memory=replayed.memory)
+    return extract_signals(adversary, replayed.sent)
 
 
 def run_replay_task(task: ReplayTask) -> list[Signals] | None:
@@ -162,8 +175,9 @@ class ShadowTraining:
     @cached_property
     def _real_signals(self) -> Signals:
         """Signals of what was really sent, which is world 0."""
-        passed = {t: self.snapshots[t].sent for t in self.passing}
-        return extract_all_signals(self.adversary, self.passing, self.snapshots[self.round].sent, passed)
+        passed = {t: ReplayedRound(self.snapshots[t].sent, at.memory) for t, at in self.passing.items()}
+        last = ReplayedRound(self.snapshots[self.round].sent, self.adversary.memory)
+        return extract_all_signals(self.adversary, self.passing, last, passed)
 
     def _cache_folder(self, *, apart: bool = False) -> Path:
         config = f"{self.config} vectorised" if apart else self.config

@@ -25,8 +25,10 @@ from attacks.membership.signals import (
     class_mean_embeddings,
     class_ridge_coefficients,
     distance_to_synthetic,
+    patch_distance,
     ridge_readout,
     ridge_solver,
+    single_record_means,
     solve_ridge,
 )
 from attacks.tensors import memory_budget
@@ -175,7 +177,7 @@ SOLVED_LAYERS, MIN_LAYER_SIZE = 4, 100  # layers in which records are solved for
 @dataclass(frozen=True)
 class AdversaryView:
     """What one adversary holds of one client's round, to turn what was sent into membership signals of the audited
-    records. snapshot: the round's broadcast; memory: what the client kept then (used only for maps that the strongest
+    records. snapshot: the round's broadcast; memory: what the client kept after it (used only for maps that the strongest
     attacker is granted, and named so); public: test records that no client trained on, for centring."""
 
     method: Method
@@ -434,6 +436,7 @@ def _feature_signals(adversary: AdversaryView, name: str, value: Tensors, values
     if batch:
         clean = clean - maps["feature"](adversary.public.x).flatten(1).mean(0)
         std = max(std / int(batch) ** 0.5, 1e-2)
+    found["distance"] = distance_to_synthetic(clean, rows, 2 * float(clean.norm(dim=1).max()))
     out = torch.full((len(clean),), torch.nan, device=clean.device)
     for c in labels.unique():
         mine = adversary.candidates.y == c
@@ -470,6 +473,7 @@ def _synthetic_image_signals(adversary: AdversaryView, name: str, value: Tensors
         **_readout_signals(inside, y, own, others, adversary),
         "alignment": _class_mean_alignment(adversary, inside, y, own),
         "distance": distance_to_synthetic(records.x, x, records.x[0].numel() ** 0.5),  # from black to white
+        "patch_distance": patch_distance(records.x, x),
         "joint": coefficients_in_means(adversary, x.flatten(1), y, records.x.flatten(1)),
         "joint_embedding": coefficients_in_means(adversary, inside, y, own),
     }
@@ -496,8 +500,8 @@ def _class_mean_alignment(adversary: AdversaryView, inside: Tensor, labels: Tens
 
 
 def _representation_signals(adversary: AdversaryView, name: str, value: Tensors, values: Values) -> Signals:
-    """The signals of images, in the space of the projection; the attacker is granted the client's own map. Nothing can
-    be read before a client has its own, unless projected records are as large as records."""
+    """The signals of images, in the space of the projection; the attacker is granted the client's own map, as it was when the
+    representations were made. Without one, nothing is read unless projected records are as large as records."""
     maps = adversary.method.audit_hooks.maps(adversary.snapshot.broadcast, adversary.memory, adversary.problem)
     project = maps.get("projection") or (lambda x: x)
     own, inside, y = project(adversary.candidates.x).flatten(1), value["x"].flatten(1), values["labels"]["y"]
@@ -519,7 +523,8 @@ def _prototype_signals(adversary: AdversaryView, name: str, value: Tensors, valu
 
     "count": the record's own class; "row": the norm of its class's mean, which needs no map; "alignment": the part
     of the class's sum (mean times count) along the record, seen from public records, where the server knows a map;
-    "joint_opening": the record's part in the class's mean, by the map that all clients start from.
+    "joint_opening": the record's part in the class's mean, by the map that all clients start from; "distance": to the
+    nearest mean of a class of one record, which is that record in the map.
     """
     y, mean = adversary.candidates.y, value["mean" if "mean" in value else "sum"].flatten(1)
     found = {"row": mean.norm(dim=1)[y]}
@@ -533,6 +538,8 @@ def _prototype_signals(adversary: AdversaryView, name: str, value: Tensors, valu
     own = embed_in_batches(see, adversary.candidates.x) if see is not None else mean[:0]
     if own.shape[1:] != mean.shape[1:] or see is None:
         return found
+    alone = single_record_means(mean, value.get("count"))
+    found["distance"] = distance_to_synthetic(own, alone, 2 * float(own.norm(dim=1).max()))
     centre = embed_in_batches(see, adversary.public.x).mean(0)
     found["alignment"] = sig.embedding_alignment(mean - centre, own - centre, y, cosine=False)
     return found

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from attacks.malicious.chosen_model import ChosenModel
+from attacks.membership.nearest_row import ROW_SURFACES
 from attacks.types import Adversary, Attack, Capture, Family, Knowledge, Surface, Truth, View, Worlds
 from privdd.auditing.replay import (
     SUM_GRANTED,
@@ -61,8 +62,15 @@ class FinishedRun:
         waived = frozenset(self.experiment.auditing.waive if self.experiment.auditing else ())
         plan, candidates = self.plan, self.game.audited_records
         noise, opening = feature_noise_constants(plan), plan.method.audit_hooks.opening(plan.problem, plan.keys.seed)
-        held = (snapshot, candidates, self.public_records, snapshot.memory, waived, noise, opening)
+        held = (snapshot, candidates, self.public_records, self.memory_after(round), waived, noise, opening)
         return AdversaryView(plan.method, plan.problem, *held)
+
+    def memory_after(self, round: int) -> State:
+        """What the audited client kept after a round: behind what it sent in it, and what it began its next one with."""
+        later = min((t for t in self.progress.snapshots if t > round), default=None)
+        if later is None:
+            return self.progress.memories.get(self.plan.victim, {})
+        return self.progress.snapshots[later].memory
 
     def ground_truth(self) -> Truth:
         train, out = self.shard.train, self.shard.heldout
@@ -115,7 +123,7 @@ class FinishedRun:
         model = adversary.model if adversary.broadcast_state is not None else None
         if model is not None and adversary.broadcast_state is not None:
             model.load_state_dict(adversary.broadcast_state, strict=False)
-        maps = dict(method.audit_hooks.maps(adversary.snapshot.broadcast, adversary.snapshot.memory, problem))
+        maps = dict(method.audit_hooks.maps(adversary.snapshot.broadcast, adversary.memory, problem))
         size, public = len(self.shard.train), self.public_records
         noise = {f"noise_{k}" if k == "std" else k: v for k, v in feature_noise_constants(self.plan).items()}
         public_constants = {"delta": self.experiment.privacy.delta, **noise}
@@ -184,14 +192,27 @@ def client_views(
         if surface in MAPPED_SURFACES:
             same_map = _rounds_with_same_map(run, round)
             captures += tuple(c for other in same_map for c in _surface_captures(run, other, surface))
-        yield View(surface, Adversary.SERVER, captures, knowledge, worlds)
+        others = tuple(_views_of_other_rounds(run, round, surface)) if surface in ROW_SURFACES else ()
+        yield View(surface, Adversary.SERVER, captures, knowledge, worlds, others)
+
+
+def _views_of_other_rounds(run: FinishedRun, round: int, surface: Surface) -> Iterator[View]:
+    """The surface in the other kept rounds of the phase, each with what its adversary knew then."""
+    snapshots = run.progress.snapshots
+    for t, snapshot in snapshots.items():
+        captures = tuple(_surface_captures(run, snapshot, surface))
+        if t != round and snapshot.phase == snapshots[round].phase and captures:
+            knowledge = run.adversary_knowledge(t)
+            model = knowledge.model if surface == Surface.PROTOTYPES else None  # nobody else asks for it here
+            yield View(surface, Adversary.SERVER, captures, replace(knowledge, model=model))
 
 
 def _rounds_with_same_map(run: FinishedRun, round: int) -> Iterator[Snapshot]:
     """The other kept rounds of a phase whose known map is the same, judged by its outputs on public records."""
 
     def map_outputs(at: Snapshot) -> dict[str, Tensor]:
-        maps = run.plan.method.audit_hooks.maps(at.broadcast, at.memory, run.plan.problem)
+        memory = run.memory_after(at.round)
+        maps = run.plan.method.audit_hooks.maps(at.broadcast, memory, run.plan.problem)
         with torch.no_grad():
             return {name: f(run.public_records.x[:4]) for name, f in maps.items()}
 

@@ -324,6 +324,28 @@ class KindRates(Part):
     ci: tuple[Unit, Unit]
 
 
+class NearestAtRank(Part):
+    """Members nearer to what was sent than the ``rank``-th nearest non-member; p_value: of this rank alone."""
+
+    rank: Annotated[int, Field(ge=1)]
+    identified: Count
+    false_alarms: Count
+    p_value: Unit
+
+
+class CopyTest(Part):
+    """All members of the run against all its non-members, by the distance to the nearest row that was sent
+    (``attacks.membership.nearest_row``): ``identified`` of ``members`` lie nearer than all non-members but ``false_alarms`` of
+    ``nonmembers``. p_value: of so many by chance, corrected for the ranks."""
+
+    members: Count
+    nonmembers: Count
+    identified: Count
+    false_alarms: Count
+    p_value: Unit
+    ranks: list[NearestAtRank]
+
+
 class Pictures(Part):
     """The pictures of a finding one by one, PSNR in dB (``attacks.inversion.evaluation.pictures``): the median and that of the
     best guess; how many lie clearly above the closest guess for their own record; the one furthest above.
@@ -360,6 +382,7 @@ class FindingRow(Part):
     tpr_at_fpr: dict[FprKey, TprAt] | None = None
     worst_records: WorstRecords | None = None
     by_kind: dict[Literal["mislabelled", "near_duplicates", "ordinary"], KindRates] | None = None
+    copy_test: CopyTest | None = None
     blind_auc: Unit | None = None
     epsilon_measured: Epsilon | None = None
     epsilon_method: Text | None = None
@@ -395,7 +418,7 @@ class FindingRow(Part):
         shown = sum(at.resolvable for at in (self.tpr_at_fpr or {}).values())
         seen = self.pictures
         by_pictures = (self.identified, seen and seen.chance, seen and seen.chance_best)
-        shown += sum(one is not None for one in (self.auc_ci, self.worst_records, self.label_accuracy))
+        shown += sum(one is not None for one in (self.auc_ci, self.worst_records, self.label_accuracy, self.copy_test))
         return shown + (self.picked or 1) * sum(one is not None for one in by_pictures)
 
     @property

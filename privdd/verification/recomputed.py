@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from attacks.membership.attack import is_separable, membership_measures, one_run_bound
+from attacks.membership.nearest_row import copy_test
 from attacks.statistics import binomial_p_value, shared_confidence
 from attacks.types import Family, Finding, Worlds
 from privdd.auditing import attack_tasks
@@ -285,6 +286,21 @@ def _recompute_own(
         return RecomputedScores({name: value for name, value in measures.items() if name not in BOUND_MEASURES}, {})
     joint = attack_tasks.corrected_bound(bound.value, measures["epsilon_measured"])
     return RecomputedScores(measures, {"epsilon_familywise": joint, "tests": budget.tests})
+
+
+def check_copy_tests(record: RunRecord) -> Iterator[Disagreement]:
+    """Members identified by the nearest row, from the distances of all members and non-members in the evidence."""
+    for at, row in enumerate(record.findings.findings):
+        if row.copy_test is None:
+            continue
+        path = record.path / "evidence" / safe_name(row.evidence_name)
+        held = read_tensors(path, LIMIT)
+        try:
+            found = copy_test(held["near_members"], held["near_nonmembers"])
+        except (KeyError, ValueError) as error:
+            raise DamagedRun(f"{path}: no distances of members and non-members ({error})") from None
+        key = f"findings.{at} ({row.surface} {row.attack}).copy_test"
+        yield from compare_findings(key, row.copy_test.model_dump(), found)
 
 
 def check_pictures(record: RunRecord) -> Iterator[Disagreement]:

@@ -163,6 +163,7 @@ def _check_numbers(record: RunRecord, ledger: Ledger | None) -> Iterator[file_ch
     yield from recomputed.check_ledger_numbers(record, ledger)
     yield from recomputed.check_score_numbers(record)
     yield from recomputed.check_pictures(record)
+    yield from recomputed.check_copy_tests(record)
     yield from recomputed.check_verdicts(record, ledger)
     yield from _check_manifest(record)
     yield from _missing(record)
