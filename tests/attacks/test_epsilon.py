@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 import math
-import sys
 
 import numpy as np
 import pytest
 from scipy import stats
 from scipy.stats import beta, binom, norm
 
-from attacks import MOVED_MODULES
 from attacks.epsilon import (
     COMPARISON_CONFIDENCE,
     bayesian,
@@ -292,13 +289,3 @@ def test_without_any_bound_the_widest_gap_is_taken():
         values, inside = np.random.default_rng(seed).permutation(9) / 9.0, np.arange(9) < 3 + seed % 3
         gaps = {at: np.mean(values[inside] >= at) - np.mean(values[~inside] >= at) for at in values}
         assert gaps[best_threshold(values, inside, DELTA_THRESHOLDS)] == pytest.approx(max(gaps.values()))
-
-
-@pytest.mark.parametrize(("old", "new"), MOVED_MODULES.items())
-def test_a_module_that_moved_is_imported_under_its_old_name(old: str, new: str) -> None:
-    today, names = importlib.import_module(new), [name for name in vars(importlib.import_module(new)) if not name.startswith("__")]
-    assert all(getattr(importlib.import_module(old), name) is getattr(today, name) for name in names) and names
-    assert not hasattr(sys.modules[old], "__file__")
-    whole = {}
-    exec(f"import {old}\nfound = {old}", whole)  # the module is bound to its package, too
-    assert getattr(whole["found"], names[0]) is getattr(today, names[0])

@@ -9,7 +9,9 @@ import pytest
 
 from privdd.check import main
 
-PAGE = Path(__file__).parents[2] / "docs" / "tutorials" / "check-a-mechanism.md"
+TUTORIALS = Path(__file__).parents[2] / "docs" / "tutorials"
+PAGE = TUTORIALS / "check-a-mechanism.md"
+REVIEW = TUTORIALS / "review-a-paper.md"
 
 
 def test_what_the_page_says_of_its_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
@@ -28,3 +30,28 @@ def test_what_the_page_says_of_its_example(tmp_path: Path, monkeypatch: pytest.M
 def test_a_mechanism_without_its_key_is_told_which_one(capsys: pytest.CaptureFixture) -> None:
     assert main(["noise.py:release", "stated.epsilon=2"]) == 1
     assert "did you mean mechanism=noise.py:release?" in capsys.readouterr().err
+
+
+def test_the_mechanism_under_review_is_refuted_with_a_script(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    text = REVIEW.read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(# fedx.py.*?)```", text, re.S)
+    (command,) = re.findall(r"^python -m privdd\.check (.*)$", text, re.M)
+    (tmp_path / "fedx.py").write_text(code)
+    monkeypatch.chdir(tmp_path)
+    assert main([*command.split(), "input.rows=[6,3]"]) == 2
+    assert "REFUTED" in capsys.readouterr().out
+    assert (tmp_path / "fedx-check" / "reproduce.py").is_file()
+
+
+def test_the_numbers_under_review_are_printed_as_the_page_shows(
+    capsys: pytest.CaptureFixture,
+) -> None:
+    from privdd import account
+
+    text = REVIEW.read_text(encoding="utf-8")
+    (command,) = re.findall(r"^python -m privdd\.account (.*)$", text, re.M)
+    (shown,) = re.findall(r"```\n(stated.*?)```", text, re.S)
+    assert account.main(command.split()) == 2
+    assert capsys.readouterr().out.startswith(shown)

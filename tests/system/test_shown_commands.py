@@ -19,7 +19,7 @@ from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 from PIL import Image
 
-from privdd import check, report, verify
+from privdd import account, check, report, verify
 from privdd.cli import main as command
 from privdd.cli.compose import compose_config
 from privdd.cli.run import run_audit
@@ -46,6 +46,7 @@ NOT_RUN = {
     "privdd.audit run=../run target.model=": "wants a recording of real servers: tests/system/test_flower_loopback.py makes one",
     "privdd.audit algo=fedavg model=own": "wants the user's own network: tests/models/test_own.py",
     "privdd.audit algo=own_training algo.training=": "wants the user's own function: tests/methods/test_own_training.py",
+    "privdd.check mechanism=fedx.py:send_prototypes": "wants the page's example: tests/blackbox/test_tutorial.py",
     "privdd.check mechanism=noise.py:release": "wants the page's example: tests/blackbox/test_tutorial.py",
     "privdd.report DIR --pdf": "needs a browser: tests/reporting/test_page_pdf.py",
     "privdd.canary": "three parties and their files: tests/canary/test_opened.py goes through issue, open and verify",
@@ -63,6 +64,10 @@ PYTHON = {
     "# tapped_app.py": "tests/system/test_flower_loopback.py",
     "from nvflare import FilterType": "tests/integrations/test_nvflare_recorder.py",
     "from sklearn.datasets import load_digits": "tests/external/test_tutorial.py",
+    "import numpy as np\nimport torch\nfrom sklearn": "tests/attacks/test_library.py:test_the_tutorial_runs_and_finds_the_members",
+    "from attacks import": "tests/attacks/test_library.py:test_the_tutorial_runs_and_finds_the_members",
+    "import matplotlib.pyplot": "tests/attacks/test_library.py:test_the_tutorial_runs_and_finds_the_members",
+    "# fedx.py": "tests/blackbox/test_tutorial.py",
     "# net.py": "tests/methods/test_own_training.py",
     "# noise.py": "tests/blackbox/test_tutorial.py",
     "# test_noise.py": "tests/blackbox/test_runner.py",
@@ -82,7 +87,7 @@ def Name(x):
 
 NAME = Name
 """
-ALONE = re.compile(r"privdd\.(?:audit|train|report|verify|check|selftest)")
+ALONE = re.compile(r"privdd\.(?:account|audit|train|report|verify|check|selftest)")
 
 
 def shown() -> list[str]:
@@ -153,6 +158,8 @@ def test_a_shown_command_runs(line: str, place: Path, monkeypatch: pytest.Monkey
         status = report.main([one.removesuffix("...") for one in given])
     elif module == "privdd.verify":
         status = verify.main(given)
+    elif module == "privdd.account":
+        status = account.main(given)
     else:
         assert module == "privdd.check"
         status = check.main([*given, "seconds=1"])
