@@ -19,7 +19,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from attacks.epsilon import Bound, one_run_from_scores
-from attacks.roc import Clusters, auc_interval, roc, thin_curve, tpr_at_fpr
+from attacks.membership.calibration import MIN_REPLAYS, calibrate_by_record
+from attacks.roc import Clusters, Roc, auc_interval, roc, thin_curve, tpr_at_fpr
 from attacks.statistics import binomial_interval, shared_confidence
 from attacks.tensors import accepts_numpy
 from attacks.types import Adversary, Attack, Evidence, Family, Finding, Surface, Truth, View, Worlds
@@ -45,6 +46,39 @@ def why_all_uninformative(several: Iterable[Tensor]) -> str:
     """The first reason of ``why_uninformative`` if it holds of each of ``several``; "" if one of them may say something."""
     reasons = [why_uninformative(values) for values in several]
     return reasons[0] if reasons and all(reasons) else ""
+
+
+@accepts_numpy
+def measure_rates_per_record(signals: Tensor, masks: Tensor, confidence: float = 0.95) -> dict[str, Any] | None:
+    """{false-positive rate: {"tpr", "ci", "resolvable"}} with that false-positive rate for each record by itself.
+
+    signals (K, n), each computed from its own replay alone, and masks (K, n) bool. tpr: the mean over records, of any
+    score that rises with the record's signal. See ``attacks.membership.calibration``. None below 16 replays, and if no
+    record has enough of them in and out.
+    """
+    if len(signals) < MIN_REPLAYS:
+        return None
+    calibrated = calibrate_by_record(signals, masks)
+    kept = calibrated.isfinite().all(0)
+    if not masks[:, kept].any() or masks[:, kept].all():
+        return None
+    return _measure_rates(calibrated[:, kept], masks[:, kept], confidence)[0]
+
+
+def _measure_rates(scores: Tensor, masks: Tensor, confidence: float) -> tuple[dict[str, Any], Roc, list[float]]:
+    """Rates at each of FALSE_POSITIVE_RATES, the ROC curve, and the interval of its area, of scores (K, n)."""
+    member = masks.flatten().numpy()
+    flat = scores.double().flatten().numpy()
+    count, records = masks.shape
+    clusters: Clusters = ()  # in one replay only its records can be compared
+    if count > 1:
+        clusters = (np.tile(np.arange(records), count), np.repeat(np.arange(count), records))
+    curve = roc(flat, member)
+    rates = {}
+    for rate in FALSE_POSITIVE_RATES:
+        tpr, ends, seen = tpr_at_fpr(flat, member, rate, confidence, clusters=clusters, curve=curve)
+        rates[str(rate)] = {"tpr": tpr, "ci": list(ends), "resolvable": seen}
+    return rates, curve, list(auc_interval(flat, member, confidence, clusters=clusters))
 
 
 WORST_SHARE, WORST_RECORD_FPR = 0.01, 0.001  # the worst 1 % of records, at 1 false alarm in 1 000
@@ -326,24 +360,15 @@ def membership_measures(
     Steinke's one-run bound on the run that happened (row 0) and, with ``targets`` > 1, on the next
     rows too, sharing alpha. "worst_records" and "by_kind" are absent where they cannot be seen.
     """
-    member, flat = worlds.masks.flatten().numpy(), scores.double().flatten().numpy()
     count, records = worlds.masks.shape
-    clusters: Clusters = (np.tile(np.arange(records), count), np.repeat(np.arange(count), records))
-    if count == 1:
-        clusters = ()  # one world: only its records can be compared
-    curve = roc(flat, member)
+    rates, curve, area_ends = _measure_rates(scores, worlds.masks, confidence)
     bound = one_run_bound(scores, worlds.masks, delta, generator, confidence, targets)
-    rates = {
-        rate: tpr_at_fpr(flat, member, rate, confidence, clusters=clusters, curve=curve)
-        for rate in FALSE_POSITIVE_RATES
-    }
+    blind = worlds.blind.double().expand(count, records).flatten()
     measures = {
         "auc": curve.auc,
-        "auc_ci": list(auc_interval(flat, member, confidence, clusters=clusters)),
-        "tpr_at_fpr": {
-            str(rate): {"tpr": tpr, "ci": list(ci), "resolvable": seen} for rate, (tpr, ci, seen) in rates.items()
-        },
-        "blind_auc": roc(worlds.blind.double().expand(count, records).flatten(), member).auc,
+        "auc_ci": area_ends,
+        "tpr_at_fpr": rates,
+        "blind_auc": roc(blind, worlds.masks.flatten()).auc,
         "epsilon_measured": bound.value,
         "epsilon_method": bound.method,
         "epsilon_validity": bound.validity,

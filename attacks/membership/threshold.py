@@ -8,9 +8,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from attacks.membership.attack import MembershipAttack, require_worlds
+from attacks.membership.attack import MembershipAttack, measure_rates_per_record, require_worlds
 from attacks.tensors import accepts_numpy
-from attacks.types import View
+from attacks.types import Evidence, Finding, View, Worlds
 
 
 @accepts_numpy
@@ -32,3 +32,10 @@ class LossThreshold(MembershipAttack):
     def score(self, view: View, name: str, seed: int) -> Tensor:
         worlds = require_worlds(view)
         return torch.stack([loss_threshold(row) for row in worlds.signals[name]])
+
+    def _add_details(self, finding: Finding, evidence: Evidence, worlds: Worlds) -> Finding:
+        """Rates with the same false-positive rate for every record: these scores come from one replay each."""
+        if evidence.scores is None:
+            return finding
+        rates = measure_rates_per_record(evidence.scores, worlds.masks[: len(evidence.scores)], self.confidence)
+        return finding if rates is None else finding.with_measures(tpr_at_fpr_per_record=rates)

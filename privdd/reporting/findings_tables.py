@@ -9,7 +9,7 @@ from typing import Any
 from privdd.reporting import finding_selection, wording
 from privdd.reporting.figures import png_uri
 from privdd.reporting.run_record import RunRecord
-from privdd.reporting.schema import FindingRow, Findings, KindRates, Run, WorstRecords
+from privdd.reporting.schema import FindingRow, Findings, KindRates, Run, TprAt, WorstRecords
 from privdd.reporting.wording import NONE, format_decibel, format_number, format_share
 
 
@@ -63,11 +63,15 @@ def findings_by_question(findings: Iterable[FindingRow]) -> list[FindingsTable]:
     return made
 
 
-def _tpr_cell(row: FindingRow, key: str) -> TableCell:
-    at = (row.tpr_at_fpr or {}).get(key)
+def _tpr_cell(rates: Mapping[str, TprAt] | None, key: str) -> TableCell:
+    at = (rates or {}).get(key)
     if at is None:
         return TableCell()
     return TableCell(format_share(at.tpr), _interval_text(at.ci)) if at.resolvable else TableCell("too few")
+
+
+def _tpr_per_record_cell(row: FindingRow) -> TableCell:
+    return _tpr_cell(row.tpr_at_fpr_per_record, "0.01")
 
 
 def _exposure_cell(row: FindingRow) -> TableCell:
@@ -145,9 +149,10 @@ EPSILON = Column("ε", "at least", True, _epsilon_cell)
 MEMBERSHIP = (
     ATTACKER,
     Column("AUC", "50 % is guessing", True, lambda row: TableCell(format_share(row.auc), _interval_text(row.auc_ci))),
-    Column("TPR at 0.1 % FPR", "members identified", True, lambda row: _tpr_cell(row, "0.001")),
-    Column("TPR at 1 % FPR", "members identified", True, lambda row: _tpr_cell(row, "0.01")),
-    Column("TPR at 10 % FPR", "members identified", True, lambda row: _tpr_cell(row, "0.1")),
+    Column("TPR at 0.1 % FPR", "members identified", True, lambda row: _tpr_cell(row.tpr_at_fpr, "0.001")),
+    Column("TPR at 1 % FPR", "members identified", True, lambda row: _tpr_cell(row.tpr_at_fpr, "0.01")),
+    Column("TPR at 10 % FPR", "members identified", True, lambda row: _tpr_cell(row.tpr_at_fpr, "0.1")),
+    Column("TPR at 1 % FPR for each record", "mean over records", True, _tpr_per_record_cell),
     Column("Most exposed records", "identified at 0.1 % FPR", True, _exposure_cell),
     Column("Blind AUC", "control", True, lambda row: TableCell(format_share(row.blind_auc))),
     EPSILON,

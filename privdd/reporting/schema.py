@@ -368,7 +368,8 @@ class FindingRow(Part):
     stated (absent: it does not). psnr, ssim, lpips: means over n pictures; picked: of how many results of the attack this
     one is the best.
 
-    status: absent in files of earlier versions; "nothing_to_read": what was sent says nothing that this attack
+    tpr_at_fpr_per_record: mean over records, with that false-positive rate for each record by itself. status: absent in
+    files of earlier versions; "nothing_to_read": what was sent says nothing that this attack
     reads about any record, so it has no rate."""
 
     surface: Surface
@@ -380,6 +381,7 @@ class FindingRow(Part):
     auc: Unit | None = None
     auc_ci: tuple[Unit, Unit] | None = None
     tpr_at_fpr: dict[FprKey, TprAt] | None = None
+    tpr_at_fpr_per_record: dict[FprKey, TprAt] | None = None
     worst_records: WorstRecords | None = None
     by_kind: dict[Literal["mislabelled", "near_duplicates", "ordinary"], KindRates] | None = None
     copy_test: CopyTest | None = None
@@ -467,7 +469,8 @@ class Findings(Part):
     def _share_context(self) -> Findings:
         looks = max(1, sum(row.rate_count for row in self.findings))
         self._context = FileContext(None, self.target.kind if self.target else "", looks, self.privacy.unit)
-        rates = (at for row in self.findings for at in (row.tpr_at_fpr or {}).values())
+        tables = [table for row in self.findings for table in (row.tpr_at_fpr, row.tpr_at_fpr_per_record) if table]
+        rates = [at for table in tables for at in table.values()]
         parts: list[Any] = [*self.surfaces, *self.findings, *rates]
         for part in parts:
             part._context = self._context

@@ -6,7 +6,7 @@ import functools
 import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,7 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attacks.membership.attack import is_separable, membership_measures, one_run_bound
+from attacks.membership.attack import (
+    is_separable,
+    measure_rates_per_record,
+    membership_measures,
+    one_run_bound,
+)
 from attacks.membership.nearest_row import copy_test
 from attacks.statistics import binomial_p_value, shared_confidence
 from attacks.types import Family, Finding, Worlds
@@ -139,7 +144,7 @@ def _check_sizes(record: RunRecord) -> Iterator[Disagreement]:
 
 
 BOUND_MEASURES = ("epsilon_measured", "epsilon_method", "epsilon_validity")
-RECORD_MEASURES = ("worst_records", "by_kind")  # not in every finding of an attack with scores
+RECORD_MEASURES = ("worst_records", "by_kind", "tpr_at_fpr_per_record")  # not in every finding of an attack with scores
 UNFAIR_COINS_P_VALUE = 1e-3  # below it the members were not drawn by fair coins, and brought scores get no bound
 MAX_SEED = 2**31 - 1
 ROUNDING = 1e-3  # dB: means of single-precision numbers, in another order
@@ -183,7 +188,17 @@ def check_score_numbers(record: RunRecord) -> Iterator[Disagreement]:
             found = _recompute_external(held, options, seeds[place], len(rows))
         else:
             found = _recompute_own(record, row, held, options, budget)
+        if row.tpr_at_fpr_per_record is not None:  # of scores that are the signal itself
+            found = _with_rates_per_record(found, held, options)
         yield from _compare_scores(at, row, found, told)
+
+
+def _with_rates_per_record(
+    found: RecomputedScores, held: tuple[Worlds, Tensor], options: AttackOptions
+) -> RecomputedScores:
+    worlds, scores = held
+    rates = measure_rates_per_record(scores, worlds.masks, options.confidence)
+    return found if rates is None else replace(found, measures={**found.measures, "tpr_at_fpr_per_record": rates})
 
 
 def told_of_records(record: RunRecord) -> frozenset[str] | None:
