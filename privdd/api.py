@@ -188,7 +188,7 @@ def _run_into(
     from privdd.cli.main import config_of
     from privdd.cli.run import run_audit, run_training
     from privdd.cli.secret import without_secret
-    from privdd.runtime.engine import own_workers
+    from privdd.runtime.process_pool import own_workers
 
     folder, typed = _output_folder(out), (*overrides, *settings_to_overrides(settings))
     run = {"audit": run_audit, "train": run_training}[command]

@@ -35,7 +35,7 @@ from privdd.privacy.mechanism import Mechanism
 from privdd.privacy.reconstruction import naming_bound_of_claim, reconstruction
 from privdd.reporting.run_record import ATTACKED, AttackCommand
 from privdd.reporting.schema import Findings, validate_findings, write_findings
-from privdd.runtime.engine import describe_engine
+from privdd.runtime.engine import describe_engine, describe_mixed_workers
 from privdd.runtime.files import to_plain_json, write_json
 from privdd.runtime.run_folder import RunFolder, run_provenance
 
@@ -63,6 +63,7 @@ def manifest_json(
     experiment: Experiment, progress: Progress, seconds: Mapping[str, float], argv: Sequence[str]
 ) -> dict[str, Any]:
     """Where, when and on what a run was made, and every client's bytes by round."""
+    mixed_workers = describe_mixed_workers(experiment.engine)
     return {
         "schema": 1,
         "version": __version__,
@@ -74,6 +75,7 @@ def manifest_json(
             "processor": platform.machine(),
             "python": sys.version.split()[0],
             "torch": torch.__version__,
+            **({"workers": mixed_workers} if mixed_workers else {}),  # the page prints what stands here
         },
         "engine": describe_engine(experiment.engine),
         "audited_client": experiment.plan.victim,

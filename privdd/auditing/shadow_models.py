@@ -484,7 +484,8 @@ class FederationReplay:
     def run(self) -> Signals:
         plan = replace(self.plan, keys=self.plan.keys.fold("world", self.world))
         here = Engine(threads=torch.get_num_threads())
-        progress = run_rounds_until(plan, self.begun, self.shards, plan.method.rounds, here)
+        begun = replace(self.begun, ledger=self.begun.ledger.copy_rows())  # the other worlds begin with it too
+        progress = run_rounds_until(plan, begun, self.shards, plan.method.rounds, here)
         final = plan.method.broadcast(progress.server)
         own = replace(self.adversary, memory=progress.memories.get(plan.victim, {}))
         return server_signals(plan, progress.server, own, final)

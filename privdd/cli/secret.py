@@ -1,12 +1,11 @@
 """The secret that noise is drawn with: how a command gets it, and how it stays out of every file.
 
-It comes from the environment variable PRIVDD_SECRET, or from ``privacy.secret=...``, which the commands move there before
-anything else reads the command line (other users of the machine can still see it in the list of processes).
+It comes from the environment (``privdd.runtime.noise_secret``), or from ``privacy.secret=...``, which the commands move there
+before anything else reads the command line (other users of the machine can still see it in the list of processes).
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
 import secrets
 from collections.abc import Sequence
@@ -17,15 +16,14 @@ from omegaconf import DictConfig, OmegaConf
 
 from privdd.core.validation import BadConfig
 from privdd.runtime.files import DamagedRun, read_json, write_json
+from privdd.runtime.noise_secret import SALT_BYTES, SECRET_VARIABLE, digest_secret, secret_of_environment
 
 if TYPE_CHECKING:
     from privdd.runtime.run_folder import RunFolder
 
-SECRET_VARIABLE = "PRIVDD_SECRET"
 SECRET_KEY = "privacy.secret"
 MIN_SECRET_LENGTH = 16  # characters: whoever sees a run's noise can try short secrets one by one
 MAKE_SECRET_HINT = "python -c 'import secrets; print(secrets.token_hex(16))' makes one"
-SCRYPT_COST = {"n": 2**14, "r": 8, "p": 1}  # of scrypt (RFC 7914): some 50 ms a try
 
 
 def take_secret(argv: Sequence[str]) -> tuple[list[str], bool]:
@@ -57,7 +55,7 @@ def secret_of_config(config: DictConfig) -> str | None:
             raise unused_secret_error()
         return None
     if given is None:
-        given = os.environ.get(SECRET_VARIABLE) or None
+        given = secret_of_environment()
     return None if given is None else _check_secret(given)
 
 
@@ -103,8 +101,8 @@ def check_same_secret(folder: RunFolder, config: DictConfig) -> None:
     if not folder.checkpoint_file.exists():
         kept: dict[str, Any] = {"schema": 1, "held_by": "clients"}
         if secret is not None:
-            salt = secrets.token_bytes(16)
-            kept |= {"held_by": "here", "salt": salt.hex(), "scrypt": _scrypt_digest(secret, salt)}
+            salt = secrets.token_bytes(SALT_BYTES)
+            kept |= {"held_by": "here", "salt": salt.hex(), "scrypt": digest_secret(secret, salt)}
         write_json(file, kept, private=True)
         return
     if secret is None:
@@ -116,13 +114,9 @@ def check_same_secret(folder: RunFolder, config: DictConfig) -> None:
         raise BadConfig(f"{folder.path}: began with another secret; give that one ({SECRET_VARIABLE})")
 
 
-def _scrypt_digest(secret: str, salt: bytes) -> str:
-    return hashlib.scrypt(secret.encode(), salt=salt, dklen=32, **SCRYPT_COST).hex()
-
-
 def _matches_record(secret: str, kept: Any, file: Path) -> bool:
     try:
         salt, expected = bytes.fromhex(kept["salt"]), str(kept["scrypt"])
     except (KeyError, TypeError, ValueError):
         raise DamagedRun(f"{file}: damaged (no salted digest of a secret)") from None
-    return secrets.compare_digest(_scrypt_digest(secret, salt).encode(), expected.encode())
+    return secrets.compare_digest(digest_secret(secret, salt).encode(), expected.encode())

@@ -35,7 +35,7 @@ SETTINGS_BY_KIND = {  # kind of engine -> the settings that it reads
     "auto": ("workers", "threads", "retries"),
     "serial": ("threads",),
     "processes": ("workers", "threads", "retries"),
-    "ray": ("workers", "threads", "retries", "address"),
+    "ray": ("workers", "threads", "retries", "address", "mixed", "timeout"),
 }
 NO_SHUFFLE = (
     "trust=shuffle: not offered. Amplification by shuffling (Feldman, McMillan and Talwar 2021) needs uploads that say "
@@ -147,6 +147,11 @@ def check_engine(settings: Any) -> None:
             raise ValueError(f"engine.{name}={value!r}: an integer of at least {least} is needed")
         if value > MOST_WORKERS:
             raise ValueError(f"engine.{name}={value}: at most {MOST_WORKERS}")
+    if not isinstance(settings.mixed, bool):
+        raise ValueError(f"engine.mixed={settings.mixed!r}: allowed are true, false")
+    seconds = settings.timeout
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 1 <= seconds < math.inf:
+        raise ValueError(f"engine.timeout={seconds!r}: a number of seconds, at least 1, is needed")
 
 
 def check_capture(capture: Any) -> None:

@@ -89,6 +89,17 @@ class Ledger:
         self._shared: dict[str, Any] = {}
         self._totals: dict[tuple[frozenset[str] | None, int | None], set[Tally]] = {}  # of the rows so far
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the totals, which can be computed again."""
+        return {**vars(self), "_totals": {}}
+
+    def copy_rows(self) -> Ledger:
+        """A ledger of the same rows, which rows can be appended to while this one stays as it is."""
+        copied = Ledger(self.relation, self.unit, self.delta)
+        copied._releases = list(self._releases)
+        copied._shared = dict(self._shared)
+        return copied
+
     @property
     def releases(self) -> tuple[Release, ...]:
         return tuple(self._releases)

@@ -270,6 +270,6 @@ def train_cells(
 def _run_jobs(work: Sequence[RowJob], jobs: int) -> Iterator[Any]:
     if jobs == 1 or len(work) < 2:
         return (run_job(job) for job in work)
-    from privdd.runtime.engine import process_map
+    from privdd.runtime.process_pool import process_map
 
     return process_map(run_job, work, workers=min(jobs, len(work)), threads=1, retries=1)

@@ -112,7 +112,7 @@ def test_every_algo_with_every_attack_can_be_stored_and_read(algo: str) -> None:
     "path",
     [
         "os.system", "builtins.eval", "builtins.exec", "subprocess.Popen", "torch.load", "torch.save", "joblib.load", "pickle.loads",
-        "privdd.runtime.engine.decode_value", "privdd.runtime.engine.answer_call", "privdd.runtime.files.write_bytes",
+        "privdd.runtime.task_messages.decode_value", "privdd.runtime.task_messages.answer_call", "privdd.runtime.files.write_bytes",
         "privdd.integrations.flower.run_on_grid", "privdd.cli.build.instantiate_node", "privdd.data.readers.load_npz", "privdd.api.audit",
         "hydra.utils.instantiate", "attacks.images.load_pretrained_trunk", "attacks.inversion.evaluation.compare_with_records", "attacks.external_scores.load_scores",
         "attacks.membership.lira.Lira.run", "attacks.membership.lira.torch.load", "attacks.membership.attack.Callable",

@@ -27,7 +27,7 @@ from tests.external.memory import records
 def cluster() -> Iterator[None]:
     yield
     if "ray" in sys.modules:
-        from privdd.runtime.engine import disconnect_ray
+        from privdd.runtime.ray_pool import disconnect_ray
 
         disconnect_ray()
 

@@ -27,8 +27,8 @@ from privdd.reproduce.figures import measure_losses, plot_curves, row_label
 from privdd.reproduce.page import ENTRY_PAGE, reproduce_entry
 from privdd.reproduce.results import DIRECTIONS, SCHEMA, collect_results
 from privdd.reproduce.train import PaperCell, copy_row, find_same_training, load_stored_row, paper_cells, train_cells
-from privdd.runtime import engine as processes
-from privdd.runtime.engine import decode_value, encode_value
+from privdd.runtime import process_pool as processes
+from privdd.runtime.task_messages import decode_value, encode_value
 from tests.reporting.test_accessibility import look
 from tests.reporting.test_page_layout import measure
 

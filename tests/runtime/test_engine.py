@@ -27,9 +27,11 @@ from privdd.cli.errors import explain_error
 from privdd.core.types import State
 from privdd.federated.simulation import Plan, Progress, run_round, start_training
 from privdd.privacy.ledger import Ledger
-from privdd.runtime.engine import Engine, TooManyLostWorkers, engine_in_words, own_workers
+from privdd.runtime.engine import Engine, engine_in_words
+from privdd.runtime.process_pool import own_workers
 from privdd.runtime.run_folder import RunFolder
 from privdd.runtime.startup import usable_cores
+from privdd.runtime.worker_pool import TooManyLostWorkers
 from tests.auditing.test_attack_tasks import attacks, experiment
 from tests.runtime import crash_tasks
 from tests.runtime.crash_tasks import Deadly
@@ -45,7 +47,7 @@ SMALL = ["preset=smoke", "partition.clients=3", "algo.rounds=2", "algo.local_epo
 def cluster() -> Iterator[None]:
     yield
     if "ray" in sys.modules:
-        from privdd.runtime.engine import disconnect_ray
+        from privdd.runtime.ray_pool import disconnect_ray
 
         disconnect_ray()
 
@@ -206,7 +208,7 @@ def test_a_cluster_for_one_worker_makes_way_where_two_are_asked_for(tmp_path: Pa
     """In whatever order: the first Ray engine of a process decided how many workers all later ones had."""
     import ray
 
-    from privdd.runtime.engine import RayCluster, connect_ray, disconnect_ray
+    from privdd.runtime.ray_pool import RayCluster, connect_ray, disconnect_ray
 
     disconnect_ray()
     found = [RayCluster(connect_ray(None, workers), workers).workers for workers in (1, 2, 1)]
@@ -216,8 +218,8 @@ def test_a_cluster_for_one_worker_makes_way_where_two_are_asked_for(tmp_path: Pa
 
 def test_a_cluster_that_the_user_started_meanwhile_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ours is gone then; theirs, with fewer workers than are asked for, is no one's to end but theirs."""
-    from privdd.runtime import engine as ours
     from privdd.runtime import ray_cleanup
+    from privdd.runtime import ray_pool as ours
 
     made: list[str] = []
     ray = SimpleNamespace(
@@ -272,7 +274,7 @@ def test_ray_missing_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.engine
 def test_an_address_without_a_cluster_is_one_line() -> None:
-    from privdd.runtime.engine import disconnect_ray
+    from privdd.runtime.ray_pool import disconnect_ray
 
     disconnect_ray()
     with pytest.raises(ValueError, match=r"^engine\.address=127\.0\.0\.1:1: ") as caught:

@@ -17,17 +17,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from privdd.runtime import startup as memory
-from privdd.runtime.engine import (
+from privdd.runtime.engine import Engine
+from privdd.runtime.task_messages import answer_call, decode_value, encode_call, encode_value
+from privdd.runtime.worker_pool import (
     SECONDS_PER_MESSAGE,
-    Engine,
     LostWorker,
     TooManyLostWorkers,
     WorkerTraceback,
-    answer_call,
     chunk_size,
-    decode_value,
-    encode_call,
-    encode_value,
     map_in_chunks,
 )
 from tests.runtime import crash_tasks
@@ -92,6 +89,9 @@ class Fake:
     held: dict[int, bytes] = field(default_factory=dict)
     sizes: list[int] = field(default_factory=list)
     stopped: list[int] = field(default_factory=list)
+
+    def encode(self, fn: Any, items: Any, threads: int) -> bytes:
+        return encode_call(fn, items, threads)
 
     def send(self, payload: bytes) -> int:
         assert len(self.held) < self.in_flight

@@ -180,7 +180,7 @@ def value(key: str, new: str) -> Callable[[Scene], None]:
 
 def pickled(scene: Scene) -> None:
     data = pickle.dumps(Bomb(scene.sung))
-    scene.config(lambda c: c.update(attack={"x": {"_target_": "privdd.runtime.engine.decode_value", "payload": data}}))
+    scene.config(lambda c: c.update(attack={"x": {"_target_": "privdd.runtime.task_messages.decode_value", "payload": data}}))
 
 
 def text(name: str, words: str) -> Callable[[Scene], None]:

@@ -26,7 +26,7 @@ def two_nodes() -> Iterator[object]:
     """Two nodes of one processor each, on ports of their own."""
     from ray.cluster_utils import Cluster
 
-    from privdd.runtime.engine import disconnect_ray
+    from privdd.runtime.ray_pool import disconnect_ray
 
     disconnect_ray()
     with pytest.MonkeyPatch.context() as patch:  # nodes hand their environment on to their workers
