@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any, ClassVar, Literal
 
 import torch
+from scipy.stats import t as student
 from torch import Tensor
 from torch.special import log_ndtr
 
@@ -19,9 +20,11 @@ from attacks.membership.attack import MembershipAttack, check_shadow_signals, re
 from attacks.tensors import accepts_numpy
 from attacks.types import View
 
-Variance = Literal["per_record", "pooled", "auto", "uncentred", "uncentred_in"]
-PER_RECORD_FROM = 63  # shadow models, of 64 replays; with fewer, pooled variances give better scores (measured)
+Variance = Literal["auto", "bayes", "per_record", "pooled", "uncentred", "uncentred_in"]
 MIN_STD = 1e-30
+PRIOR_WEIGHT = 1.0  # shadow models that the prior of a record's centre counts for
+MAX_PRIOR_DEGREES = 1000.0  # of the prior of a variance; so many mean that all records have one variance
+NEWTON_STEPS = 20  # of the inverse trigamma function, which converges from either side
 
 
 # The same attack under other tools' rules: lira(..., **CONVENTIONS[name]) gives their numbers.
@@ -51,18 +54,18 @@ def lira(
     target (n,) or (n, q). Queries are scored one by one and their log-ratios averaged, as the
     authors' script does. Offline takes OUT worlds only: log Phi((t - mu_out) / sigma_out), the
     paper's one-sided test ("logpdf": the script's two-sided one, for reproduction).
-    variance: "per_record" is numpy's std of each record's worlds; "pooled" pools the residuals around
-    each record's own centre, IN and OUT apart; "auto" is per record from 63 worlds up, else pooled;
-    the uncentred ones serve CONVENTIONS. A record with no IN (or OUT) world takes the other side's
-    centre shifted by the median gap of the rest. Raises ValueError for bad shapes, NaN, or no world
-    on a side that is needed.
+    variance: "auto" is "bayes", which measured best at 7 to 63 shadow models: Student's law
+    for each record, whose centre and variance lean on those of all records, around means whatever ``centre`` says; "per_record" is numpy's std of each record's worlds; "pooled" pools the residuals
+    around each record's own centre, IN and OUT apart; the uncentred ones serve CONVENTIONS. A record with no IN (or OUT) world takes the other
+    side's centre shifted by the median gap of the rest. Raises ValueError for bad shapes, NaN, or no world on a side that
+    is needed.
     """
     x, mask, t = check_shadow_signals(signals, masks, target, 2, 3)
     if x.ndim == 2:
         x, t = x.unsqueeze(-1), t.unsqueeze(-1)
     mask = mask.unsqueeze(-1).expand_as(x)
-    if variance == "auto":
-        variance = "per_record" if len(x) >= PER_RECORD_FROM else "pooled"
+    if variance in ("auto", "bayes"):
+        return _bayes_score(x, mask, t, online, offline_test)
     mu_out, std_out = _side_statistics(x, ~mask, variance, centre, "OUT")
     if not online:
         mu = torch.where(mu_out.isnan(), mu_out.nanmedian(), mu_out)
@@ -94,9 +97,93 @@ def _side_statistics(x: Tensor, mask: Tensor, variance: Variance, centre: str, n
     if variance == "pooled":
         return middle, pooled.expand_as(middle) + MIN_STD
     if variance != "per_record":
-        raise ValueError(f"variance={variance!r}: per_record, pooled or auto")
+        raise ValueError(f"variance={variance!r}: bayes, per_record or pooled")
     own = (kept - kept.nanmean(0)).square().nanmean(0).sqrt()
     return middle, torch.where(count >= 2, own, pooled) + MIN_STD
+
+
+# BaVarIA (Brännvall 2026, arXiv 2603.11799): for each record and side, n signals x ~ N(mu, s2) with the conjugate prior
+#     s2 ~ InvGamma(d / 2, d v / 2),   mu | s2 ~ N(m, s2 / w),
+# predict the target's signal by Student's law (Murphy 2007, "Conjugate Bayesian analysis of the Gaussian", section 6):
+#     centre (w m + n x-) / (w + n),   degrees of freedom d + n,
+#     scale^2 (1 + 1 / (w + n)) / (d + n) * (d v + sum (x - x-)^2 + w n (x- - m)^2 / (w + n)).
+# d and v are fitted to the variances of all records (Smyth 2004, section 6.2): with s_i^2 on n_i - 1 degrees of freedom,
+#     e_i = log s_i^2 - psi((n_i - 1) / 2) + log((n_i - 1) / 2),
+#     psi'(d / 2) = var(e) - mean psi'((n_i - 1) / 2),   log v = mean(e) + psi(d / 2) - log(d / 2).
+# m is the other side's mean, shifted by the median gap of all records, and w = PRIOR_WEIGHT: a record without a world on
+# one side takes it from the other.
+def _bayes_score(x: Tensor, mask: Tensor, t: Tensor, online: bool, offline_test: str) -> Tensor:
+    inside = _count_mean_squares(x, mask)
+    outside = _count_mean_squares(x, ~mask)
+    if not outside[0].any() or (online and not inside[0].any()):
+        raise ValueError(f"no shadow model has any record {'IN' if outside[0].any() else 'OUT'}: this test needs them")
+    if online:
+        gap = (inside[1] - outside[1]).nanmedian(0).values.nan_to_num(0.0)  # of the records that have both sides
+        log_in, *_ = _student_law(t, *inside, outside[1] + gap)
+        log_out, *_ = _student_law(t, *outside, inside[1] - gap)
+        return (log_in - log_out).mean(-1)
+    elsewhere = torch.where(
+        outside[0] > 0, torch.nan, outside[1].nanmedian(0).values
+    )  # for records that all worlds hold
+    log_out, centre, scale, degrees = _student_law(t, *outside, elsewhere)
+    if offline_test == "logpdf":
+        return -log_out.mean(-1)
+    below = student.logcdf(((t - centre) / scale).numpy(), degrees.numpy())
+    return torch.from_numpy(below).mean(-1)
+
+
+def _count_mean_squares(x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Of each record's signals on one side (n, q): how many, their mean (NaN for none), the sum of squares around it."""
+    count = mask.sum(0).double()
+    mean = x.masked_fill(~mask, 0).sum(0) / count
+    squares = (x - mean).masked_fill(~mask, 0).square().sum(0)
+    return count, mean, squares
+
+
+def _student_law(
+    t: Tensor, count: Tensor, mean: Tensor, squares: Tensor, prior_mean: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Log density of ``t`` under the predictive law of one side, and its centre, scale, degrees of freedom; (n, q) each.
+
+    prior_mean: m, NaN for none.
+    """
+    prior_degrees, prior_variance = _fit_variance_prior(count, squares)
+    weight = torch.where(prior_mean.isnan(), 0.0, PRIOR_WEIGHT)
+    prior_mean = torch.where(prior_mean.isnan(), mean, prior_mean)
+    mean = torch.where(mean.isnan(), prior_mean, mean)
+    total = weight + count
+    centre = (weight * prior_mean + count * mean) / total
+    degrees = prior_degrees + count
+    between = weight * count * (mean - prior_mean).square() / total
+    scale = ((1 + 1 / total) * (prior_degrees * prior_variance + squares + between) / degrees).sqrt() + MIN_STD
+    norm = torch.lgamma((degrees + 1) / 2) - torch.lgamma(degrees / 2) - (degrees * math.pi).log() / 2 - scale.log()
+    return norm - (degrees + 1) / 2 * (((t - centre) / scale).square() / degrees).log1p(), centre, scale, degrees
+
+
+def _fit_variance_prior(count: Tensor, squares: Tensor) -> tuple[Tensor, Tensor]:
+    """Degrees of freedom d and location v of the records' variances, (q,) each, from counts and squares (n, q)."""
+    free = (count - 1).clamp_min(0)
+    pooled = squares.sum(0) / free.sum(0).clamp_min(1)
+    seen = (free > 0) & (squares > 0)
+    half = torch.where(seen, free / 2, torch.nan)
+    e = (squares / (2 * half)).log() - half.digamma() + half.log()
+    number = seen.sum(0)
+    mean = e.nanmean(0)
+    spread = (e - mean).square().nansum(0) / (number - 1).clamp_min(1) - torch.polygamma(1, half).nanmean(0)
+    least = float(torch.polygamma(1, torch.tensor(MAX_PRIOR_DEGREES / 2, dtype=torch.float64)))
+    fits = (number > 1) & (spread > least)
+    degrees = 2 * _invert_trigamma(torch.where(fits, spread, least))
+    fitted = (mean + (degrees / 2).digamma() - (degrees / 2).log()).exp()
+    return degrees, torch.where(number > 1, fitted, pooled)
+
+
+def _invert_trigamma(y: Tensor) -> Tensor:
+    """x with psi'(x) = y > 0, by Newton's method on 1 / psi' (Smyth 2004, appendix)."""
+    x = 0.5 + 1 / y
+    for _ in range(NEWTON_STEPS):
+        value = torch.polygamma(1, x)
+        x = x + value * (1 - value / y) / torch.polygamma(2, x)
+    return x
 
 
 def _log_pdf(t: Tensor, mu: Tensor, std: Tensor) -> Tensor:
@@ -108,7 +195,7 @@ class Lira(MembershipAttack):
     """Carlini et al. (2022); see ``attacks.membership.lira``."""
 
     online: bool = True
-    variance: Literal["per_record", "pooled", "auto"] = "auto"
+    variance: Literal["auto", "bayes", "per_record", "pooled"] = "auto"
     centre: Literal["mean", "median"] = "mean"
     name: ClassVar[str] = "lira"
 

@@ -35,7 +35,7 @@ WRONG = [
     ("attack.lira.confidence=null", "attack.lira.confidence=None: a number is needed"),
     ("attack.lira.confidence=nan", "attack.lira.confidence=nan: a finite number"),
     ("attack.lira.delta=abc", "attack.lira.delta='abc': a number is needed (or null)"),
-    ("attack.lira.variance=both", "attack.lira.variance='both': allowed are per_record, pooled, auto"),
+    ("attack.lira.variance=both", "attack.lira.variance='both': allowed are auto, bayes, per_record, pooled"),
     ("attack.lira=3", "attack.lira=3: a mapping with a _target_ is needed"),
     ("attack.gradient_inversion.method.iterations=many", "attack.gradient_inversion.method.iterations='many': a whole number"),
     ("attack.gradient_inversion.method=3", "attack.gradient_inversion.method=3: a mapping with a _target_"),

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 from scipy.stats import norm
+from scipy.stats import t as student
 from sklearn.metrics import roc_auc_score
 
 from attacks.membership import signals as sig
+from attacks.membership.attack import score_leave_one_out
 from attacks.membership.base import base
-from attacks.membership.lira import CONVENTIONS, lira
+from attacks.membership.lira import CONVENTIONS, _fit_variance_prior, lira
 from attacks.membership.rmia import OfflineRmia, rmia, shadow_indices
 from attacks.membership.threshold import loss_threshold
 from attacks.roc import roc
@@ -57,10 +60,67 @@ def test_lira_is_the_loop_over_records(centre, variance, online):
     np.testing.assert_allclose(actual, expected, rtol=1e-9, atol=1e-9)
 
 
-def test_automatic_variance_changes_at_63_shadow_models_of_64_replays():
-    for worlds, same in ((62, "pooled"), (63, "per_record")):
-        signals, masks, target, _ = game(worlds)
-        assert torch.equal(lira(signals, masks, target), lira(signals, masks, target, variance=same))
+@pytest.mark.parametrize("online", [True, False])
+def test_bayesian_lira_is_the_loop_over_records(online):
+    """Murphy (2007), section 6, one record at a time; the prior of the variances is given by its own test."""
+    signals, masks, target, _ = game(12)
+    s, m = signals.numpy(), masks.numpy()
+    means = {side: np.array([s[m[:, j] == side, j].mean() for j in range(s.shape[1])]) for side in (True, False)}
+    gap = np.sort(means[True] - means[False])[29]  # the lower of the two middle ones
+    expected = []
+    for j in range(s.shape[1]):
+        law = {}
+        for side, shift in ((True, gap), (False, -gap)):
+            prior_degrees, prior_variance = (float(one) for one in variance_prior(signals, masks == side))
+            own, weight = s[m[:, j] == side, j], 1.0 if online else 0.0
+            there = means[not side][j] + shift
+            total = weight + len(own)
+            alpha = prior_degrees / 2 + len(own) / 2
+            between = weight * len(own) * (own.mean() - there) ** 2 / (2 * total)
+            beta = prior_degrees * prior_variance / 2 + ((own - own.mean()) ** 2).sum() / 2 + between
+            centre = (weight * there + len(own) * own.mean()) / total
+            law[side] = student(2 * alpha, centre, np.sqrt(beta * (total + 1) / (alpha * total)))
+        ratio = law[True].logpdf(target[j]) - law[False].logpdf(target[j])
+        expected.append(ratio if online else law[False].logcdf(target[j]))
+    np.testing.assert_allclose(lira(signals, masks, target, online=online, variance="bayes"), expected, rtol=1e-8)
+    assert torch.equal(lira(signals, masks, target, online=online), lira(signals, masks, target, online=online, variance="bayes"))
+
+
+def variance_prior(signals, side):
+    count = side.sum(0).double()
+    mean = signals.masked_fill(~side, 0).sum(0) / count
+    squares = (signals - mean).masked_fill(~side, 0).square().sum(0)
+    return _fit_variance_prior(count[:, None], squares[:, None])
+
+
+@pytest.mark.parametrize("degrees", [4.0, 20.0])
+def test_the_prior_of_the_variances_is_recovered(degrees):
+    rng = np.random.default_rng(5)
+    variances = 3.0 * degrees / rng.chisquare(degrees, 4000)
+    signals = torch.from_numpy(rng.normal(size=(9, 4000)) * np.sqrt(variances))
+    found = variance_prior(signals, torch.ones_like(signals, dtype=torch.bool))
+    assert 0.8 * degrees < float(found[0]) < 1.25 * degrees
+    assert float(found[1]) == pytest.approx(3.0, rel=0.1)
+    equal = torch.from_numpy(rng.normal(size=(9, 4000)))  # all of one variance
+    assert float(variance_prior(equal, torch.ones_like(equal, dtype=torch.bool))[0]) > 100
+
+
+@pytest.mark.parametrize("replays", [8, 16])
+def test_bayesian_lira_is_unbiased_without_a_leak_and_best_with_few_shadow_models(replays):
+    areas = {name: [] for name in ("null", "bayes", "pooled", "per_record")}
+    for seed in range(14):
+        rng = np.random.default_rng([replays, seed])
+        masks = torch.from_numpy(rng.random((replays, 150)) < 0.5)
+        noise = rng.normal(size=(replays, 150)) * np.sqrt(5 / rng.chisquare(5, 150))
+        signals = torch.from_numpy(noise + 2 * rng.normal(size=150))
+        cases = {"null": signals} | dict.fromkeys(("bayes", "pooled", "per_record"), signals + 1.2 * masks)
+        for name, values in cases.items():
+            form = "bayes" if name == "null" else name
+            scores = score_leave_one_out(partial(lira, variance=form), values, masks)
+            areas[name].append(roc_auc_score(masks.flatten(), scores.flatten()))
+    null = np.array(areas["null"])
+    assert abs(null.mean() - 0.5) < 4 * null.std() / math.sqrt(len(null))
+    assert np.mean(areas["bayes"]) > max(np.mean(areas["pooled"]), np.mean(areas["per_record"])) + 0.005
 
 
 def test_lira_separates_better_than_a_global_threshold_and_offline_is_weaker():
