@@ -112,7 +112,7 @@ def train_federation(
     released, log, is_read = list[ObservedRound](), NoiseLog(plan.victim), needs_releases(experiment, attacks)
     trainer = Trainer(
         plan, shards, experiment.test_records, engine, folder, experiment.new_ledger(), experiment.capture,
-        transcript=released if is_read or canaries is not None else None, record=log,
+        transcript=released if is_read or canaries is not None else None, record=log, budget=experiment.privacy.budget,
     )  # fmt: skip
     progress = trainer.run()
     if progress.diverged is None:

@@ -186,7 +186,10 @@ def run_training(config: DictConfig, path: Path, argv: Sequence[str]) -> int:
         experiment = announce_run(experiment, {}, folder)
         began, (engine, capture) = time.monotonic(), (experiment.engine, experiment.capture)
         ledger = experiment.new_ledger()
-        trainer = Trainer(experiment.plan, experiment.shards, experiment.test_records, engine, folder, ledger, capture)
+        trainer = Trainer(
+            experiment.plan, experiment.shards, experiment.test_records, engine, folder, ledger, capture,
+            budget=experiment.privacy.budget,
+        )  # fmt: skip
         with print_resume_command("train", path, config):
             progress = trainer.run()
         seconds = {"train": time.monotonic() - began}

@@ -427,7 +427,11 @@ NOT_FINGERPRINTED = (
     "attack", "audit", "engine", "capture", "run", "resume", "scores", "name", "tracking", "paper", "resources", "policy",
     "fail_on",
 )  # fmt: skip
-NOISE_SETTINGS = ("secret", "paired_noise")  # neither changes what is run, and runs of earlier versions have neither
+NOISE_SETTINGS = (
+    "secret",
+    "paired_noise",
+    "budget",
+)  # neither changes what is run, and runs of earlier versions have neither
 
 
 def to_plain_settings(node: Any) -> Any:

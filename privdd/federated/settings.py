@@ -62,6 +62,7 @@ class PrivacySettings:
     delta: in (0, 1); epsilon: the target that the noise is chosen for, None = as the mechanisms are set;
     noise_multiplier: what the mechanisms were given, None where it is no one number; clip_norm likewise.
     paired_noise: noise depends on seed, round and client alone, so that runs with one seed share it.
+    budget: the largest epsilon allowed; a round that would exceed it is refused before it runs.
     """
 
     name: str
@@ -73,16 +74,19 @@ class PrivacySettings:
     noise_multiplier: float | None = None
     clip_norm: float | None = None
     paired_noise: bool = False
+    budget: float | None = None
 
     def __post_init__(self) -> None:
         check_text("privacy.name", self.name)
         if not isinstance(self.paired_noise, bool):
             raise setting_error("privacy.paired_noise", self.paired_noise, "true or false is needed")
         check_share("privacy.delta", self.delta)
-        for key in ("epsilon", "noise_multiplier", "clip_norm"):
+        for key in ("epsilon", "noise_multiplier", "clip_norm", "budget"):
             check_number(f"privacy.{key}", getattr(self, key), optional=True)
-        if self.epsilon is not None and not self.epsilon > 0:
-            raise setting_error("privacy.epsilon", self.epsilon, "a number above 0 is needed")
+        for key in ("epsilon", "budget"):
+            value = getattr(self, key)
+            if value is not None and not value > 0:
+                raise setting_error(f"privacy.{key}", value, "a number above 0 is needed")
         check_choice("privacy.noise_source", self.noise_source, NOISE_SOURCES)
         check_choice("privacy.relation", self.relation, RELATIONS)
         check_choice("privacy.unit", self.unit, UNITS)

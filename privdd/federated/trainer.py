@@ -15,6 +15,7 @@ from privdd.core.device import to_device
 from privdd.core.types import Records, Shard, State, is_remote_memory
 from privdd.core.validation import BadConfig
 from privdd.federated import checkpoint
+from privdd.federated.budget import BudgetExceeded, check_round_budget
 from privdd.federated.experiment import CaptureSettings
 from privdd.federated.noise_log import NoiseLog, ObservedRound
 from privdd.federated.simulation import Plan, Progress, publish_final_state, run_round, start_training
@@ -81,7 +82,8 @@ class Trainer:
     """Everything that a run needs besides its state.
 
     measure: accuracy after a round, in [0, 1]; transcript, record: of an audit, are given what the audited client releases, and
-    what the clients' noise was, as far as it is trained here.
+    what the clients' noise was, as far as it is trained here. budget: the largest epsilon allowed; a round that would
+    exceed it is refused before it runs, and those that ran are kept.
     """
 
     plan: Plan
@@ -94,6 +96,7 @@ class Trainer:
     measure: Callable[[Plan, Progress, Records, Sequence[Shard]], float] = measure_accuracy
     transcript: list[ObservedRound] | None = None
     record: NoiseLog | None = None
+    budget: float | None = None
 
     def run(self) -> Progress:
         """All rounds, from the last whole checkpoint if there is one. Raises BadConfig: see ``run_folder.record_library_versions``."""
@@ -123,6 +126,8 @@ class Trainer:
             checkpoint.save_checkpoint(self.folder, progress)
         with show_progress("train", total - progress.round) as bar:
             while progress.round < total:
+                if self.budget is not None:
+                    self._check_budget(self.budget, progress)
                 progress, inbox, broadcast = run_round(
                     self.plan, progress, self.shards, self.engine, broadcast, self.transcript, self.record
                 )
@@ -141,6 +146,15 @@ class Trainer:
                     due = time.monotonic() + wait
                 bar.advance(f"accuracy {progress.accuracy[-1]:.3f}")
         return progress
+
+    def _check_budget(self, budget: float, progress: Progress) -> None:
+        """Keep the rounds that ran, and raise BudgetExceeded, if the next one costs too much."""
+        try:
+            check_round_budget(budget, self.plan, progress.ledger, progress.round)
+        except BudgetExceeded:
+            if progress.round:
+                checkpoint.save_checkpoint(self.folder, progress)
+            raise
 
     def _measure_accuracy(self, progress: Progress) -> Progress:
         return record_accuracy(progress, self.measure(self.plan, progress, self.test, self.shards))

@@ -369,6 +369,9 @@ def run_on_grid(
     ledger, capture = experiment.new_ledger(), experiment.capture
     # the server never touches the shards: tasks are run where the data is
     shards, test = experiment.shards, experiment.test_records
-    trainer = Trainer(plan, shards, test, engine, folder, ledger, capture, engine.collect_accuracy)  # type: ignore[arg-type]
+    trainer = Trainer(
+        plan, shards, test, engine, folder, ledger, capture, engine.collect_accuracy,  # type: ignore[arg-type]
+        budget=experiment.privacy.budget,
+    )  # fmt: skip
     with lock_folder(folder.path):
         return trainer.run()

@@ -17,11 +17,14 @@ from pathlib import Path
 from types import FunctionType
 from typing import Any, Literal
 
+import dp_accounting as dpa
 import numpy as np
 from flwr.app import Context, Message, RecordDict
 from flwr.serverapp.strategy import Strategy
 
-from privdd.core.validation import is_number
+from privdd.core.validation import BadConfig, is_number
+from privdd.federated.budget import BudgetExceeded
+from privdd.privacy.accounting import epsilon
 from privdd.recording import CLIENTS_FOLDER, HEAD_FILE
 from privdd.recording.recording import (
     BROADCAST,
@@ -185,8 +188,18 @@ def _record_sent(recorder: MessageRecorder, heading: MessageHeading, reply: Mess
     recorder.record_message(kept, message_arrays(reply.content))
 
 
-def tapped(strategy: Strategy, run: str | Path, *, beside_app: bool = False) -> Strategy:
+def tapped(
+    strategy: Strategy,
+    run: str | Path,
+    *,
+    beside_app: bool = False,
+    budget: float | None = None,
+    delta: float = 1e-5,
+) -> Strategy:
     """The strategy with its messages recorded in RUN from now on. Raises TypeError for anything else.
+
+    budget: the largest epsilon that the strategy's own noise may add up to, at ``delta`` and per client: a round that
+    would exceed it raises BudgetExceeded before it is sent. A strategy without noise of Flower's own has no such number.
 
     Raises BadConfig as ``privdd_tap`` does. A folder that holds a recording already is left alone: RUN-2, RUN-3, ... are taken then, which is logged.
     """
@@ -194,8 +207,11 @@ def tapped(strategy: Strategy, run: str | Path, *, beside_app: bool = False) -> 
         raise TypeError(f"tapped({type(strategy).__name__}): a strategy of flwr.serverapp.strategy is needed")
     if not beside_app:
         check_private(Path(run), RECORDING)
+    claims = claims_of_strategy(strategy)
+    if budget is not None and not claims:
+        raise BadConfig(f"budget={budget}: {type(strategy).__name__} adds no noise that could be counted")
     recorder = _server_recorder(strategy, Path(run))
-    tap = _ServerRecorder(recorder, claims_of_strategy(strategy))
+    tap = _ServerRecorder(recorder, claims, budget, delta)
     for kind in ("train", "evaluate"):
         for step, wrap in (("configure", tap.wrap_configure), ("aggregate", tap.wrap_aggregate)):
             setattr(strategy, f"{step}_{kind}", wrap(kind, getattr(strategy, f"{step}_{kind}")))
@@ -223,11 +239,35 @@ def _server_recorder(strategy: Strategy, run: Path) -> MessageRecorder:
 class _ServerRecorder:
     """Functions around a strategy's own; each calls it once and hands on what it was given and what it returns."""
 
-    def __init__(self, recorder: MessageRecorder, claims: tuple[Mapping[str, Any], ...]) -> None:
-        self.recorder, self.claims = recorder, claims
+    def __init__(
+        self,
+        recorder: MessageRecorder,
+        claims: tuple[Mapping[str, Any], ...],
+        budget: float | None = None,
+        delta: float = 1e-5,
+    ) -> None:
+        self.recorder = recorder
+        self.claims = claims
+        self.budget = budget
+        self.delta = delta
+
+    def _check_budget(self, server_round: int) -> None:
+        """Refuse a round after which the claimed noise costs more than the budget, as if every client took part."""
+        if self.budget is None:
+            return
+        noise_multiplier = float(self.claims[0]["noise_multiplier"])
+        event = dpa.SelfComposedDpEvent(dpa.GaussianDpEvent(noise_multiplier), server_round)
+        projected = epsilon(event, self.delta)
+        if projected > self.budget:
+            raise BudgetExceeded(
+                f"budget={self.budget:g}: round {server_round} is refused: after it, epsilon would be "
+                f"{projected:.4g} at delta {self.delta:g} (unit client, add_remove)"
+            )
 
     def wrap_configure(self, kind: str, own: Callable[..., Iterable[Message]]) -> Callable[..., Any]:
         def configure_and_record(server_round: int, *args: Any, **more: Any) -> Any:
+            if kind == "train":
+                self._check_budget(server_round)
             messages = list(own(server_round, *args, **more))
             self.recorder.run_safely(
                 f"what round {server_round} sent", lambda: self._record_broadcast(server_round, kind, messages)
@@ -258,6 +298,9 @@ class _ServerRecorder:
                 result = own(*args, **more)
                 state = COMPLETE
                 return result
+            except BudgetExceeded:
+                state = COMPLETE  # every round that ran is recorded
+                raise
             finally:
                 self.recorder.run_safely("the end of the recording", lambda: self.recorder.close_recording(state))
 

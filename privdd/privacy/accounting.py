@@ -96,6 +96,20 @@ MAX_MULTIPLIER = 1.7e308  # the largest finite multiplier
 LEAST_NOISE, MOST_NOISE = 1e-100, 1e100  # beyond these, squares overflow: below is no noise, above is taken as this
 
 
+def add_tallies(first: Tally, second: Tally) -> Tally:
+    """The composition of both."""
+    poisson = Counter(dict(first.poisson))
+    poisson.update(dict(second.poisson))
+    laplace = Counter(dict(first.laplace))
+    laplace.update(dict(second.laplace))
+    return Tally(
+        private=first.private and second.private,
+        squared_mu=first.squared_mu + second.squared_mu,
+        poisson=tuple(sorted(poisson.items())),
+        laplace=tuple(sorted(laplace.items())),
+    )
+
+
 def event_to_json(event: dpa.DpEvent) -> dict[str, Any]:
     """The JSON form of an event, as in ledger.json.
 

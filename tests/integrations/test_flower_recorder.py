@@ -12,6 +12,7 @@ from flwr.app import ArrayRecord, Context, Message
 from flwr.clientapp.mod import LocalDpMod
 from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, FedAvg
 
+from privdd.federated.budget import BudgetExceeded
 from privdd.integrations import flower_recorder
 from privdd.integrations.flower_recorder import claims_of_mods, mods_below, privdd_tap, tapped
 from privdd.recording import recording
@@ -227,3 +228,19 @@ def test_server_side_noise_is_a_claim_about_the_aggregates_of_all_rounds(tmp_pat
 def test_only_a_strategy_can_be_tapped(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match=r"tapped\(ArrayRecord\)"):
         tapped(ArrayRecord(), tmp_path)  # type: ignore[arg-type]
+
+
+def test_a_round_above_the_budget_is_refused_before_it_is_sent(tmp_path: Path) -> None:
+    """Noise multiplier 2 costs 2.0, 3.0 and 3.8 after one, two and three rounds at delta 1e-5."""
+    private = DifferentialPrivacyServerSideFixedClipping(
+        fedavg(), noise_multiplier=2.0, clipping_norm=1.0, num_sampled_clients=3
+    )
+    with pytest.raises(BudgetExceeded, match=r"budget=3\.5: round 3 is refused"):
+        trained(client(), tapped(private, tmp_path / "run", budget=3.5))
+    (recorded,) = read_recordings(tmp_path / "run")
+    assert max(message.heading.round for message in recorded.messages) == 2
+
+
+def test_a_budget_without_noise_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="FedAvg adds no noise"):
+        tapped(fedavg(), tmp_path / "run", budget=3.0)
