@@ -137,6 +137,39 @@ def test_the_search_for_guesses_sees(source: str, seen: bool, tmp_path: Path, mo
     assert bool(list(guessed(tmp_path / "it.py"))) is seen
 
 
+# --- one reader of yaml ---------------------------------------------------------------------------
+
+YAML_READER = "privdd/runtime/yaml_files.py"  # with bounds: aliases, depth, size
+YAML_LOADS = re.compile(r"(yaml\.(\w+_)?load(_all)?|OmegaConf\.load)")
+
+
+def yaml_loads(path: Path) -> Iterator[str]:
+    """Calls that read YAML by themselves."""
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.Call) and YAML_LOADS.fullmatch(dotted(node.func)):
+            yield f"{relative(path)}:{node.lineno}"
+        if isinstance(node, ast.ImportFrom) and node.module == "yaml":
+            yield f"{relative(path)}:{node.lineno}"
+
+
+def test_yaml_is_read_in_one_place() -> None:
+    assert [line for path in OURS if relative(path) != YAML_READER for line in yaml_loads(path)] == [], "use read_yaml"
+    assert list(yaml_loads(ROOT / YAML_READER))
+
+
+@pytest.mark.parametrize(
+    ("source", "seen"),
+    [
+        ("yaml.safe_load(text)", True), ("yaml.load_all(text, yaml.SafeLoader)", True), ("OmegaConf.load(file)", True),
+        ("from yaml import safe_load", True), ("yaml.safe_dump(data)", False), ("np.load(file)", False),
+    ],
+)  # fmt: skip
+def test_the_search_for_yaml_sees(source: str, seen: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "it.py").write_text(source)
+    monkeypatch.setitem(globals(), "ROOT", tmp_path)
+    assert bool(list(yaml_loads(tmp_path / "it.py"))) is seen
+
+
 # --- tests import by name -------------------------------------------------------------------------
 
 

@@ -27,7 +27,8 @@ from privdd.reporting.run_record import AttackCommand, RunRecord, attack_command
 from privdd.reporting.schema import FindingRow
 from privdd.runtime.engine import Engine
 from privdd.runtime.progress import show_progress
-from privdd.runtime.run_folder import FILES_KEY, RunFolder, file_sha256, read_tensors, run_provenance, write_tensors
+from privdd.runtime.run_folder import RunFolder, read_tensors, run_provenance, write_tensors
+from privdd.runtime.seal import FILES_KEY, file_sha256
 
 # ``1 - audit.confidence`` is the chance that any of a run's bounds contradicts a true statement. It is shared in equal
 # parts (Bonferroni) by the bounds of membership attacks and of guarantee tests, which are counted before any is made.

@@ -25,7 +25,7 @@ from privdd.auditing.verdicts import (
     judge_run,
 )
 from privdd.data.partition import hard_example_counts
-from privdd.federated.checkpoint import write_ledger
+from privdd.federated.checkpoint import DATA_KEY, write_ledger
 from privdd.federated.experiment import Experiment
 from privdd.federated.simulation import Plan, Progress, round_half_up
 from privdd.federated.trainer import divergence_message
@@ -80,6 +80,7 @@ def manifest_json(
         "engine": describe_engine(experiment.engine),
         "audited_client": experiment.plan.victim,
         "data_note": experiment.dataset.note,
+        DATA_KEY: experiment.plan.data,
         "seconds": dict(seconds),
         "uploaded_bytes": [{str(k): v for k, v in r.items()} for r in progress.uploaded],
         "downloaded_bytes": [{str(k): v for k, v in r.items()} for r in progress.downloaded],

@@ -239,8 +239,8 @@ SIGNALS_VERSION = b"2"  # of how signals are read: replays that another version 
 
 
 def replay_cache_key(plan: Plan, chain: Sequence[Snapshot], game: MembershipGame, config: str) -> str:
-    """The folder name of cached worlds: the same for the same config, broadcasts and audited records."""
-    h = hashlib.blake2b(config.encode() + SIGNALS_VERSION, digest_size=8)
+    """The folder name of cached worlds: the same for the same config, data, broadcasts and audited records."""
+    h = hashlib.blake2b(f"{config}|{plan.data}".encode() + SIGNALS_VERSION, digest_size=8)
     h.update(str(plan.keys.seed).encode() + digest_tensors({"ids": game.whole.ids, "audited": game.audited}).encode())
     for snapshot in chain:
         h.update(f"{snapshot.round}".encode())

@@ -22,7 +22,8 @@ from privdd.core.validation import BadConfig
 from privdd.recording import network
 from privdd.recording.recording import Recording, all_client_nodes, find_client, read_recordings
 from privdd.runtime.files import DamagedRun
-from privdd.runtime.run_folder import file_sha256, read_tensors
+from privdd.runtime.run_folder import read_tensors
+from privdd.runtime.seal import file_sha256
 
 RecordedRound = tuple[Mapping[str, Tensor], Mapping[str, Tensor]]  # what a client was sent, what it replied
 RecordPair = tuple[np.ndarray, np.ndarray]

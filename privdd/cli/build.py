@@ -26,6 +26,7 @@ from privdd.core.group_settings import Scale, published_scale
 from privdd.core.rng import Keys
 from privdd.core.types import Problem, Shard
 from privdd.core.validation import BadConfig, check_text
+from privdd.data.dataset import Dataset, digest_split
 from privdd.data.partition import Partition, add_hard_examples, hard_example_counts, make_shards
 from privdd.data.sources import load_dataset
 from privdd.federated.aggregation import Trust
@@ -141,7 +142,6 @@ def build_experiment(config: DictConfig, *, noise_here: bool = True) -> Experime
     )
     secret = secret_of_config(config)
     keys = Keys(run.seed, secret=(secret or "").encode())
-    partition = Partition(**settings.to_plain_settings(config.partition))
     method = _require_role(instantiate_node(standardise_classifiers(config)), Method, "algo")  # type: ignore[type-abstract]
     if method.rounds > MAX_ROUNDS:
         raise BadConfig(f"algo: {method.rounds} rounds; at most {MAX_ROUNDS} are allowed")
@@ -149,14 +149,11 @@ def build_experiment(config: DictConfig, *, noise_here: bool = True) -> Experime
     method.check_mechanisms(mechanisms)
     engine = Engine(**settings.to_plain_settings(config.engine))
     _check_device(run.device, method, engine)
-    dataset = load_dataset(keys=keys.fold("public"), **settings.to_plain_settings(config.data))
-    shards = make_shards(dataset, partition, keys.fold("public", "partition"))
+    dataset, shards = load_shards(config, keys)
     problem = Problem(dataset.shape, dataset.classes, len(shards), run.device)
     if "update" in mechanisms:
         method = method.client_private()
     victim, fraction = _choose_victim(audit, shards), float(run.participation)
-    if audit is not None and audit.tail.size:
-        shards[victim] = add_hard_examples(shards[victim], audit.tail, audit.records, keys.fold("audit", victim))
     if noise_here and privacy.noise_source == "secret" and secret is None:
         raise missing_secret_error()
     plan = Plan(keys, problem, method, mechanisms, privacy.noise_source, privacy.relation, fraction, victim)
@@ -169,10 +166,28 @@ def build_experiment(config: DictConfig, *, noise_here: bool = True) -> Experime
     plan = replace(plan, mechanisms=plan.trust.split_mechanisms(plan.mechanisms, len(plan.asked_clients(0))))
     plan = replace(plan, method=plan.method.released_through(plan.mechanisms, problem))
     plan = replace(plan, settings=_noise_settings_hash(run, audit), paired_noise=privacy.paired_noise)
+    plan = replace(plan, data=digest_split(dataset, shards))
     _warn_of_settings(privacy, plan, dataset.classes, shards)
     capture = CaptureSettings(**settings.to_plain_settings(config.capture))
     capture.check_selection(plan)
     return Experiment(run, privacy, audit, plan, dataset, shards, engine, capture)
+
+
+def load_shards(config: DictConfig, keys: Keys) -> tuple[Dataset, list[Shard]]:
+    """The data of a config, and every client's part, with what was made hard to fit for an audit. keys: the run's."""
+    partition = Partition(**settings.to_plain_settings(config.partition))
+    dataset = load_dataset(keys=keys.fold("public"), **settings.to_plain_settings(config.data))
+    shards = make_shards(dataset, partition, keys.fold("public", "partition"))
+    audit = settings.audit_settings(config)
+    if audit is not None and audit.tail.size:
+        victim = _choose_victim(audit, shards)
+        shards[victim] = add_hard_examples(shards[victim], audit.tail, audit.records, keys.fold("audit", victim))
+    return dataset, shards
+
+
+def digest_data(config: DictConfig) -> str:
+    """``Plan.data`` of a run of this config: its data are read, and nothing else is built."""
+    return digest_split(*load_shards(config, Keys(settings.run_settings(config).seed)))
 
 
 def _noise_settings_hash(run: RunSettings, audit: AuditSettings | None) -> str:

@@ -131,10 +131,10 @@ READ_ON_TEXT = (
 HELP_ENDINGS = {
     "audit": (
         "target.model=, target.synthetic= and target.updates= audit what was made elsewhere: target.model= --help.",
-        "Exit status: 0 done, whatever leaks; 2 a stated limit is contradicted; 1 error.",
+        "Exit status: 0 done, whatever leaks; 2 a stated limit is contradicted; 1 error, or training diverged.",
         READ_ON_TEXT,
     ),
-    "train": ("Exit status: 0 done; 1 error.", READ_ON_TEXT),
+    "train": ("Exit status: 0 done; 1 error, or training diverged.", READ_ON_TEXT),
 }
 
 CommandRun = Callable[[DictConfig, Path, Sequence[str]], int]
@@ -325,10 +325,14 @@ def _run_sweep_point(
         return run()
 
     def check_finished() -> None:
+        from privdd.cli.build import digest_data
         from privdd.cli.stored_config import check_finished_run
+        from privdd.federated.checkpoint import check_same_data
+        from privdd.runtime.run_folder import RunFolder
 
         if config.get("scores") is None:  # what is brought stands in no setting
             check_finished_run(path, config)
+            check_same_data(RunFolder(path), digest_data(config))
 
     return sweep.run_point(path, work, check_finished)
 

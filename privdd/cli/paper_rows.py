@@ -10,7 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from privdd.cli.build import build_experiment, instantiate_node
 from privdd.cli.compose import config_dir, group_choices, register_resolvers
@@ -20,6 +20,7 @@ from privdd.cli.settings import iterate_settings, settings_fingerprint, to_plain
 from privdd.cli.sweeps import short_digest
 from privdd.core.validation import BadConfig
 from privdd.federated.experiment import Experiment
+from privdd.runtime.yaml_files import read_shipped_yaml
 
 # of methods that train the classifier locally
 LOCAL_TRAINING_TERMS = ("local_epochs", "batch_size", "lr", "momentum", "weight_decay")
@@ -35,9 +36,8 @@ def paper_block(experiment: str) -> Mapping[str, Any]:
     known = group_choices("experiment", [config_dir()])
     if experiment not in known:
         raise BadConfig(f"experiment={experiment}: one of {', '.join(known)}")
-    node = OmegaConf.load(Path(config_dir()) / "experiment" / f"{experiment}.yaml").paper
-    found: dict[str, Any] = OmegaConf.to_container(node, resolve=False)  # type: ignore[assignment]
-    return found
+    block: dict[str, Any] = read_shipped_yaml(Path(config_dir()) / "experiment" / f"{experiment}.yaml")["paper"]
+    return block
 
 
 @lru_cache(maxsize=256)

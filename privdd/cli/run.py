@@ -28,31 +28,36 @@ from privdd.cli.compose import format_shell_assignment
 from privdd.cli.secret import check_same_secret, remove_secret
 from privdd.core.device import deterministic_kernels
 from privdd.core.validation import BadConfig
+from privdd.federated.checkpoint import check_same_data
 from privdd.federated.trainer import Trainer, divergence_message
 from privdd.reporting.policy import policy_of_settings
 from privdd.reporting.schema import Findings, validate_findings, write_findings
+from privdd.reporting.terminal import EXIT_DIVERGED
 from privdd.runtime.engine import engine_in_words, torch_threads
-from privdd.runtime.files import is_half_written, list_plain_files, lock_folder, to_plain_json, write_bytes, write_json
-from privdd.runtime.run_folder import RunFolder, check_folder_free, seal_folder, write_tensors
+from privdd.runtime.files import to_plain_json, write_bytes, write_json
+from privdd.runtime.run_files import check_run_folder, hold_run_folder, remove_half_written
+from privdd.runtime.run_folder import RunFolder, check_folder_free, write_tensors
+from privdd.runtime.seal import seal_folder
 
 
 def prepare_run_folder(path: Path, config: DictConfig) -> RunFolder:
     """The folder with its resolved config.yaml.
 
-    Raises OSError where it cannot be written, BadConfig where it holds a run of another config, or of other code of the
-    user's own: going on from that run's checkpoint would mix the two.
+    Raises OSError where it cannot be written, BadConfig where it holds files of something else, or a run of another config
+    or of other code of the user's own: going on from that run's checkpoint would mix the two.
     """
     folder = RunFolder(path)
-    if path.is_dir():
-        for name in [*list_plain_files(path)]:
-            if is_half_written(name):  # by a process that was killed
-                (path / name).unlink()
-    if folder.checkpoint_file.exists():
+    check_run_folder(path)
+    is_begun = folder.checkpoint_file.exists()
+    if is_begun:
         stored_config.check_same_config(path, config)
-    else:
+        check_same_secret(folder, config)
+    # the first file of a run: from now on the folder proves to be one
+    write_bytes(folder.config_file, OmegaConf.to_yaml(remove_secret(config), resolve=True).encode())
+    remove_half_written(path)
+    if not is_begun:
         settings.write_code_digests(path, settings.user_code_of_config(config))
-    check_same_secret(folder, config)
-    write_bytes(path / "config.yaml", OmegaConf.to_yaml(remove_secret(config), resolve=True).encode())
+        check_same_secret(folder, config)
     return folder
 
 
@@ -111,8 +116,9 @@ def run_audit(config: DictConfig, path: Path, argv: Sequence[str]) -> int:
     experiment.new_ledger()  # refuses a unit, relation or delta before anything is written
     check_resources(experiment, path, force=settings.is_forced(config))
     with ExitStack() as held:
-        held.enter_context(lock_folder(path))
+        held.enter_context(hold_run_folder(path))
         check_not_overtaken(RunFolder(path), config)
+        check_same_data(RunFolder(path), experiment.plan.data)
         earlier = earlier_findings(RunFolder(path), asked, others=further)
         folder = prepare_run_folder(path, config)
         held.enter_context(_deterministic_run(experiment))
@@ -175,12 +181,16 @@ def check_not_overtaken(folder: RunFolder, config: DictConfig) -> None:
 
 
 def run_training(config: DictConfig, path: Path, argv: Sequence[str]) -> int:
-    """Training alone: state, ledger, manifest, one line of figures. Raises BadConfig where another process writes."""
+    """Training alone: state, ledger, manifest, one line of figures -> exit status: 1 where training diverged, else 0.
+
+    Raises BadConfig where another process writes.
+    """
     check_tracking(config.tracking)
     experiment = build.build_experiment(config)
     check_resources(experiment, path, force=settings.is_forced(config))
     with ExitStack() as held:
-        held.enter_context(lock_folder(path))
+        held.enter_context(hold_run_folder(path))
+        check_same_data(RunFolder(path), experiment.plan.data)
         folder = prepare_run_folder(path, config)
         held.enter_context(_deterministic_run(experiment))
         experiment = announce_run(experiment, {}, folder)
@@ -217,7 +227,7 @@ def run_training(config: DictConfig, path: Path, argv: Sequence[str]) -> int:
         f"{said}, epsilon {epsilon['pld']:.4g} by PLD ({epsilon['rdp']:.4g} by RDP) at "
         f"delta {ledger.delta:g} per {ledger.unit}, {ledger.relation}; {path}"
     )
-    return 0
+    return 0 if progress.diverged is None else EXIT_DIVERGED
 
 
 @contextmanager
@@ -304,15 +314,16 @@ def audit_external_scores(config: DictConfig, path: Path, argv: Sequence[str]) -
     policy = policy_of_settings(settings.to_plain_settings(config))
     findings = _collect_findings(config, float(audit.confidence), privacy.delta)
     folder = RunFolder(path)
-    with lock_folder(path):
+    with hold_run_folder(path):
         check_folder_free(path)
+        about = {"schema": 1, "version": __version__, "seed": int(config.seed), "command": list(argv)}
+        write_json(folder.manifest_file, about)  # the first file of a run: from now on the folder proves to be one
+        remove_half_written(path)
         for finding in findings:
             kept = {name: value for name, value in finding.figures.items() if not name.startswith("roc_")}
             write_tensors(folder.evidence_file(str(finding.surface), finding.attack), kept)
         data = to_plain_json(_findings_json(config, privacy.delta, stated, findings, time.monotonic() - began))
         result = validate_findings(data, str(folder.findings_file))
-        about = {"schema": 1, "version": __version__, "seed": int(config.seed), "command": list(argv)}
-        write_json(folder.manifest_file, about)
         write_findings(result, folder.findings_file)
         write_report(path)
         seal_folder(path)

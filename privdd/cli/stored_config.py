@@ -8,7 +8,6 @@ own yaml files is the user's own program and is not checked.
 from __future__ import annotations
 
 import importlib
-import io
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,7 +15,6 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-import yaml
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from attacks.types import Attack
@@ -28,8 +26,10 @@ from privdd.core.validation import BadConfig
 from privdd.federated.method import Method
 from privdd.models import ModelSpec
 from privdd.privacy.mechanism import Mechanism
-from privdd.runtime.files import DamagedRun, check_plain_folder, read_bytes
+from privdd.runtime.files import DamagedRun, check_plain_folder
 from privdd.runtime.renames import TARGET, use_current_names
+from privdd.runtime.run_files import CONFIG_KEYS
+from privdd.runtime.yaml_files import read_yaml
 
 ALLOWED_ROLES = (Method, Mechanism, Attack)
 PARENT_ROLES = {"attack": Attack, "privacy.mechanisms": Mechanism}  # of the classes right below these keys
@@ -191,12 +191,6 @@ def _iterate_mappings(value: Any, key: str) -> Iterator[tuple[str, dict[Any, Any
             yield from _iterate_mappings(inner, f"{key}.{name}" if key else str(name))
 
 
-MAX_CONFIG_BYTES = 2**20  # bytes
-MAX_DEPTH = 50  # mappings and lists inside each other
-START_TOKENS = (
-    yaml.FlowSequenceStartToken, yaml.FlowMappingStartToken, yaml.BlockMappingStartToken, yaml.BlockSequenceStartToken,
-)  # fmt: skip
-END_TOKENS = (yaml.FlowSequenceEndToken, yaml.FlowMappingEndToken, yaml.BlockEndToken)
 OUTSIDE_SETTINGS = ("data.root", "engine.address")  # settings that make a run read files or connect outside its folder
 
 
@@ -228,27 +222,14 @@ def read_stored_config(path: Path) -> DictConfig:
     if not file.is_file():
         raise DamagedRun(f"{path}: not a run folder (no config.yaml)")
     try:
-        text = read_bytes(file, MAX_CONFIG_BYTES).decode()
-        _check_tokens(text)
-        config = OmegaConf.load(io.StringIO(text))
-        if not isinstance(config, DictConfig) or not {"algo", "data", "partition", "privacy"} <= set(config):
+        config = read_yaml(file)
+        if not isinstance(config, dict) or not config.keys() >= CONFIG_KEYS:
             raise ValueError("keys are missing")
-        return OmegaConf.create(_add_missing_settings(use_current_names(OmegaConf.to_container(config))))
+        return OmegaConf.create(_add_missing_settings(use_current_names(config)))
     except DamagedRun:
         raise
-    except Exception as error:  # yaml has its own family of errors
+    except Exception as error:  # OmegaConf has its own family of errors
         raise DamagedRun(f"{file}: not a config of privdd ({' '.join(str(error).split())[:100]})") from None
-
-
-def _check_tokens(text: str) -> None:
-    """Raises ValueError for aliases, tags and deep nesting, at the first: to read on could take minutes."""
-    depth = 0
-    for token in yaml.scan(text, yaml.SafeLoader):
-        if isinstance(token, yaml.AliasToken | yaml.TagToken):
-            raise ValueError("aliases and tags are not allowed")
-        depth += isinstance(token, START_TOKENS) - isinstance(token, END_TOKENS)
-        if depth > MAX_DEPTH:
-            raise ValueError(f"nested more than {MAX_DEPTH} deep")
 
 
 def _add_missing_settings(config: dict[str, Any]) -> dict[str, Any]:

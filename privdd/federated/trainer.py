@@ -123,7 +123,7 @@ class Trainer:
         broadcast, due = None, time.monotonic() + CHECKPOINT_EVERY
         if len(progress.accuracy) < progress.round:  # real clients were away when they were asked for it
             progress = self._measure_accuracy(progress)
-            checkpoint.save_checkpoint(self.folder, progress)
+            checkpoint.save_checkpoint(self.folder, progress, self.plan.data)
         with show_progress("train", total - progress.round) as bar:
             while progress.round < total:
                 if self.budget is not None:
@@ -136,11 +136,11 @@ class Trainer:
                 if last:
                     progress = publish_final_state(self.plan, progress)
                 if self.engine.clients_remember:  # a round of real clients is kept before anything else can fail
-                    checkpoint.save_checkpoint(self.folder, progress)
+                    checkpoint.save_checkpoint(self.folder, progress, self.plan.data)
                 progress = self._measure_accuracy(progress)
                 began = time.monotonic()
                 if last or began >= due or self.engine.clients_remember:
-                    checkpoint.save_checkpoint(self.folder, progress)
+                    checkpoint.save_checkpoint(self.folder, progress, self.plan.data)
                     took = time.monotonic() - began
                     wait = max(CHECKPOINT_EVERY, took / CHECKPOINT_SHARE) if CHECKPOINT_EVERY else 0.0
                     due = time.monotonic() + wait

@@ -384,6 +384,9 @@ def attacking_parties(record: RunRecord) -> str:
     return join_names(list(played)) if played else "nobody"
 
 
+NOT_PUBLISHED = "these are not the published files"  # part of a data set's note
+
+
 def audit_signature(record: RunRecord) -> list[tuple[str, str]]:
     """(name, value): what was audited, when, with what, and against whom."""
     run, noise, target = record.findings.run, record.findings.privacy.noise, record.findings.target
@@ -396,6 +399,8 @@ def audit_signature(record: RunRecord) -> list[tuple[str, str]]:
         named.append(("audited records changed", changed_records_text(run)))
     if seen := manifest_text(record, "data_note", 400).partition("; networks see it ")[2]:
         named.append(("networks see images", seen))
+    if NOT_PUBLISHED in manifest_text(record, "data_note", 400):
+        named.append(("records", NOT_PUBLISHED))
     return [*named, ("noise", wording.noise_source_text(noise))] if noise else named
 
 

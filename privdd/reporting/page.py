@@ -26,7 +26,7 @@ from privdd.reporting.run_record import RunRecord, StoredEvidence, read_run_reco
 from privdd.reporting.schema import FindingRow, Findings
 from privdd.reporting.wording import format_decibel, format_number, format_share
 from privdd.runtime.files import write_bytes
-from privdd.runtime.run_folder import CARD
+from privdd.runtime.run_files import CARD
 
 PAIRS = 8  # pictures shown of one attack
 

@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TextIO
 from xml.etree import ElementTree
 
-import yaml
 from pydantic import AfterValidator, Field, ValidationError
 
 from privdd.reporting import finding_selection
 from privdd.reporting.schema import FindingRow, Findings, Part, Positive, Unit, Verdict, first_error_line
 from privdd.reporting.summary import believable_findings
 from privdd.reporting.wording import format_number
-from privdd.runtime.files import write_bytes
+from privdd.runtime.files import DamagedRun, write_bytes
+from privdd.runtime.yaml_files import parse_yaml, read_yaml
 
 EXIT_BROKEN = 3
 
@@ -79,8 +79,8 @@ def load_policy(file: Path | None, limits: Mapping[str, Any] | None = None) -> P
     found: Any = {}
     if file is not None:
         try:
-            found = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
-        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+            found = read_yaml(file.resolve()) or {}  # a link of the user's own may be followed
+        except (OSError, DamagedRun) as error:
             raise PolicyError(f"policy={file}: {' '.join(str(error).split())}") from None
         if not isinstance(found, dict):
             raise PolicyError(f"policy={file}: limits as KEY: VALUE are needed")
@@ -115,8 +115,8 @@ def parse_limits(items: Iterable[str]) -> dict[str, Any]:
         name, is_set, value = item.partition("=")
         head, _, rate = name.partition(".")
         try:
-            number = yaml.safe_load(value)
-        except yaml.YAMLError:
+            number = parse_yaml(value)
+        except ValueError:
             is_set = ""
         if not is_set or (rate and not isinstance(found.get(head, {}), dict)):
             raise PolicyError(f"fail_on {item}: LIMIT=VALUE is needed, as in auc=0.6 or tpr_at_fpr.0.01=0.05")

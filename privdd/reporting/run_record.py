@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 
 from privdd.reporting.schema import FindingRow, Findings, load_findings
 from privdd.runtime.files import DamagedRun, read_json_object, safe_name
 from privdd.runtime.renames import use_current_names
 from privdd.runtime.run_folder import read_tensors
+from privdd.runtime.yaml_files import read_yaml
 
 LIMIT = 256 * 2**20  # largest evidence file in bytes that is read
 
@@ -102,10 +102,7 @@ def read_run_config(path: Path) -> Mapping[str, Any]:
     """A run's config.yaml under today's names, empty where there is none. Raises DamagedRun if damaged."""
     if not path.is_file():
         return {}
-    try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
-        raise DamagedRun(f"{path}: damaged yaml ({error.__class__.__name__})") from None
+    data = read_yaml(path)
     return use_current_names(data) if isinstance(data, dict) else {}
 
 

@@ -19,6 +19,7 @@ from privdd.reporting.wording import format_number
 STYLE = {"unprotected": "yellow", "untested": "yellow", "consistent": "green", "contradiction": "bold red"}
 PIPE_WIDTH = 132
 EXIT_CONTRADICTED = 2
+EXIT_DIVERGED = 1  # there is no model, so nothing was attacked and no accuracy is known
 SPELLED = str.maketrans({"ε": "epsilon", "δ": "delta", "∞": "inf", "≥": ">=", "≤": "<=", "–": "-", "\u00a0": " "})
 
 
@@ -26,13 +27,18 @@ def conclude_audit(
     findings: Findings, folder: Path, policy: Policy | None, file: TextIO, notes: Iterable[str] = ()
 ) -> int:
     """Print the result of the audit in ``folder``, and the outcome of every limit of the policy -> exit status: 2 a stated epsilon
-    is contradicted, 3 a limit of the policy is broken or not decided, else 0."""
+    is contradicted, 1 the training diverged, so nothing was attacked, 3 a limit of the policy is broken or not decided,
+    else 0."""
     print_summary(findings, file)
     for note in notes:
         print(note, file=file)
     print(f"\nreport: {folder / 'report.html'}\nresult: {folder / 'findings.json'}", file=file)
     broken = policy is not None and breaks_policy(policy, findings, file)
-    return EXIT_CONTRADICTED if findings.verdict == "contradiction" else EXIT_BROKEN if broken else 0
+    if findings.verdict == "contradiction":
+        return EXIT_CONTRADICTED
+    if findings.utility is not None and findings.utility.diverged is not None:
+        return EXIT_DIVERGED
+    return EXIT_BROKEN if broken else 0
 
 
 def print_summary(findings: Findings, file: IO[str], width: int | None = None) -> None:

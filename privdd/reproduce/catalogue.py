@@ -11,9 +11,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from privdd.core.validation import BadConfig, Command, Key, parse_integer, parse_integer_list, read_path, read_word
+from privdd.runtime.yaml_files import read_shipped_yaml
 
 CATALOGUE_FILE = Path(__file__).parent / "catalogue.yaml"
 PAPER_FOLDER = Path(__file__).parent / "papers"
@@ -66,7 +65,7 @@ class PaperEntry:
 
 @cache
 def _read_catalogue() -> Mapping[str, Any]:
-    found: dict[str, Any] = yaml.safe_load(CATALOGUE_FILE.read_text(encoding="utf-8"))
+    found: dict[str, Any] = read_shipped_yaml(CATALOGUE_FILE)
     return found
 
 
@@ -87,7 +86,7 @@ def _parse_entry(name: str, part: Mapping[str, Any]) -> PaperEntry:
 def paper_details() -> Mapping[str, Mapping[str, Any]]:
     """feddm, ... -> title, ``printed`` settings, and ``deviations``: what differs from the paper at every scale."""
     files = sorted(PAPER_FOLDER.glob("*.yaml"))
-    return {file.stem: yaml.safe_load(file.read_text(encoding="utf-8")) for file in files}
+    return {file.stem: read_shipped_yaml(file) for file in files}
 
 
 def scale_overrides(entry: PaperEntry, scale: str, row: str = "", column: Sequence[str] = ()) -> tuple[str, ...]:

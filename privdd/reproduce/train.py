@@ -29,7 +29,7 @@ from privdd.cli.paper_rows import (
 )
 from privdd.cli.settings import settings_fingerprint, to_plain_settings
 from privdd.cli.stored_config import read_stored_config
-from privdd.cli.sweeps import RESULT_FILES, Sweep, path_safe_text, point_error, short_digest
+from privdd.cli.sweeps import Sweep, path_safe_text, point_error, short_digest
 from privdd.core.types import State, Tensors, unpack
 from privdd.core.validation import BadConfig
 from privdd.distillation.distribution_matching import build_embedder, embed_images
@@ -38,9 +38,11 @@ from privdd.federated.experiment import Experiment
 from privdd.federated.simulation import Progress
 from privdd.models import build
 from privdd.reproduce.catalogue import PaperEntry, scale_overrides
-from privdd.runtime.files import check_plain_folder, read_json, write_json
+from privdd.runtime.files import LOCK_FILE, check_plain_folder, read_json, write_json
 from privdd.runtime.progress import show_progress
+from privdd.runtime.run_files import MANIFEST, POINT, SOURCE, check_run_folder
 from privdd.runtime.run_folder import PACKAGE, RunFolder, source_commit
+from privdd.runtime.seal import is_sealed
 
 
 @dataclass(frozen=True)
@@ -121,12 +123,9 @@ def _row_steps(overrides: Sequence[str]) -> str:
     return f"T = {', '.join(counts)}" if counts else ""
 
 
-SOURCE_FILE = "source.json"
-
-
 def read_commit(row: Path) -> str:
     """The commit of the code that trained a row, "" where it is not known."""
-    file = row / SOURCE_FILE
+    file = row / SOURCE
     return str(read_json(file)["commit"] or "") if file.is_file() else ""
 
 
@@ -144,7 +143,7 @@ def find_same_training(overrides: Sequence[str], seed: int, rows: Path) -> Path 
     wanted, capture = settings_fingerprint(config), to_plain_settings(config.capture)
     for file in sorted(rows.glob(f"*/*/{FINISHED_FILE}")):
         try:
-            if read_json(file.parent / "manifest.json")["config"] != wanted:
+            if not is_sealed(file.parent, "train") or read_json(file.parent / MANIFEST)["config"] != wanted:
                 continue
             kept = to_plain_settings(read_stored_config(file.parent).capture)
             if kept in (capture, {**capture, "clients": "all"}):
@@ -155,9 +154,9 @@ def find_same_training(overrides: Sequence[str], seed: int, rows: Path) -> Path 
 
 
 def copy_row(source: Path, target: Path) -> None:
-    """All files of a finished row but the sweep's own mark, the one that says "finished" last."""
-    shutil.copytree(source, target, dirs_exist_ok=True, ignore=shutil.ignore_patterns("point.json", FINISHED_FILE))
-    shutil.copy2(source / FINISHED_FILE, target / FINISHED_FILE)
+    """All files of a finished row but the sweep's own mark, the sealed manifest last."""
+    shutil.copytree(source, target, dirs_exist_ok=True, ignore=shutil.ignore_patterns(POINT, LOCK_FILE, MANIFEST))
+    shutil.copy2(source / MANIFEST, target / MANIFEST)
 
 
 @dataclass(frozen=True)
@@ -198,7 +197,7 @@ class StoredRow:
 def load_stored_row(cell: PaperCell, seed: int, rows: Path) -> StoredRow | None:
     """The finished row, or None if its training did not finish. Raises DamagedRun, one line, for a damaged folder."""
     folder = rows / cell.folder_name(seed)
-    if not (folder / FINISHED_FILE).is_file():
+    if not is_sealed(folder, "train"):
         return None
     experiment = build_row_experiment(cell.overrides, seed)
     progress = load_checkpoint(RunFolder(folder), experiment.plan)
@@ -224,7 +223,7 @@ class RowJob:
 
     @property
     def is_finished(self) -> bool:
-        return all((self.row_folder / name).is_file() for name in RESULT_FILES["train"])
+        return is_sealed(self.row_folder, "train")
 
 
 def run_job(job: RowJob) -> str:
@@ -236,11 +235,12 @@ def run_job(job: RowJob) -> str:
 
 
 def _train_row(job: RowJob) -> int:
-    """Copied where another entry has the same training."""
+    """Copied where another entry has the same training. Raises BadConfig for a folder that holds something else."""
+    check_run_folder(job.row_folder)
     if found := find_same_training(job.cell.overrides, job.seed, job.sweep.folder.parent):
         copy_row(found, job.row_folder)
         return 0
-    write_json(job.row_folder / SOURCE_FILE, {"schema": 1, "commit": source_commit(PACKAGE)})
+    write_json(job.row_folder / SOURCE, {"schema": 1, "commit": source_commit(PACKAGE)})
     return train_row(job.cell.overrides, job.seed, job.row_folder)
 
 

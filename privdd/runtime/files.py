@@ -7,8 +7,10 @@ however that happens, and the next run takes over what a killed one left.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
+import logging
 import math
 import os
 import re
@@ -24,6 +26,14 @@ from typing import Any, NoReturn
 from privdd.core.validation import BadConfig
 
 LARGEST_JSON = 512 * 2**20  # bytes of one file: a ledger of about a million rows
+HALF_WRITTEN_PREFIX = (
+    ".privdd-partial."  # a name that nobody else gives, as ``write_bytes`` calls what it has not finished
+)
+HALF_WRITTEN = re.compile(r"\.privdd-partial\.\d+\.[0-9a-f]{16}")
+LOCK_FILE = ".lock"
+LOCK_TEXT = re.compile(r"process \d+ on [^\n]*")  # what a lock says of its owner
+NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL}  # of a file system that has none
+LOG = logging.getLogger("privdd")
 
 
 class DamagedRun(ValueError):
@@ -52,7 +62,7 @@ def write_bytes(path: Path, data: bytes | Iterable[bytes], *, private: bool = Fa
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.parent / f".{path.name}.{secrets.token_hex(4)}"
+        temporary = path.parent / f"{HALF_WRITTEN_PREFIX}{os.getpid()}.{secrets.token_hex(8)}"
         handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600 if private else 0o666)
         try:
             with os.fdopen(handle, "wb") as file:
@@ -79,9 +89,6 @@ def _sync_folder(folder: Path) -> None:
             os.fsync(handle)
     finally:
         os.close(handle)
-
-
-HALF_WRITTEN = re.compile(r"\..+\.[a-z0-9_]+\.[a-z0-9_]{6,8}")  # as ``write_bytes`` calls what it has not finished
 
 
 def is_half_written(name: str) -> bool:
@@ -200,12 +207,10 @@ def list_plain_files(path: Path) -> Iterator[str]:
                 raise DamagedRun(f"{path}: {name!r} is {what}; a run folder holds plain files only")
 
 
-LOCK_FILE = ".lock"
-
-
 @contextmanager
 def lock_folder(folder: Path) -> Iterator[None]:
-    """Hold the folder, which is made where there is none. Raises BadConfig, naming the process that holds it."""
+    """Hold the folder, which is made where there is none. Raises BadConfig, naming the process that holds it, and for a
+    lock that privdd did not write. On a file system without locks one line says so, and nothing is held."""
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / LOCK_FILE
     handle = _acquire_lock(file)
@@ -221,9 +226,9 @@ def lock_folder(folder: Path) -> Iterator[None]:
 def _acquire_lock(file: Path) -> int:
     """A handle of the file that is there now, locked. Another process may remove it between opening and locking."""
     while True:
-        handle = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        handle = _open_lock(file)
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock_handle(handle, file)
             if _is_same_file(handle, file):
                 return handle
         except BlockingIOError:
@@ -234,6 +239,39 @@ def _acquire_lock(file: Path) -> int:
             os.close(handle)
             raise
         os.close(handle)
+
+
+def _open_lock(file: Path) -> int:
+    """A handle of a lock of privdd's own, unchanged. Raises BadConfig for a link and for any other file of that name."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a pipe of that name may not block
+    try:
+        handle = os.open(file, flags, 0o644)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO, errno.EISDIR):
+            raise _foreign_lock(file) from None
+        raise
+    state = os.fstat(handle)
+    is_lock = stat.S_ISREG(state.st_mode) and state.st_nlink <= 1  # 0: its owner has just removed it
+    if is_lock and state.st_size:
+        is_lock = LOCK_TEXT.fullmatch(os.pread(handle, 400, 0).decode(errors="replace")) is not None
+    if not is_lock:
+        os.close(handle)
+        raise _foreign_lock(file)
+    return handle
+
+
+def _foreign_lock(file: Path) -> BadConfig:
+    return BadConfig(f"{file}: a link, or no lock of privdd's; it stays as it is: use another folder")
+
+
+def _lock_handle(handle: int, file: Path) -> None:
+    """Raises BlockingIOError where another process holds it."""
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise
+        LOG.warning("%s: this file system has no locks; let no other run write there meanwhile", file.parent)
 
 
 def _is_same_file(handle: int, file: Path) -> bool:

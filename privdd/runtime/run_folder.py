@@ -7,7 +7,6 @@ difference is said, not refused.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import platform
@@ -15,9 +14,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import safetensors.torch
@@ -27,6 +24,7 @@ from torch import Tensor
 from privdd.core.types import State
 from privdd.core.validation import BadConfig
 from privdd.runtime import files
+from privdd.runtime.run_files import check_run_folder
 
 LARGEST_TENSORS = 16 * 2**30
 LARGEST_HEADER = 16 * 2**20  # bytes of names and shapes at the start of a safetensors file
@@ -116,10 +114,12 @@ class RunFolder:
 
 
 def check_folder_free(path: Path) -> None:
-    """Raises BadConfig where the folder holds a run already: its files would stand beside the new ones."""
-    if path.is_dir():
-        files.check_plain_folder(path)
-    if held := [name for name in ("findings.json", "config.yaml", "manifest.json") if (path / name).exists()]:
+    """Raises BadConfig where the folder holds a run already, or files of something else: they would stand beside the new ones.
+
+    What is left of one that was cut off (a manifest without findings) is written anew.
+    """
+    check_run_folder(path)
+    if held := [name for name in ("findings.json", "config.yaml") if (path / name).exists()]:
         raise BadConfig(f"{path}: holds a run already ({held[0]}); use another folder")
 
 
@@ -167,86 +167,6 @@ def _check_library_versions(folder: RunFolder, before: dict[str, str], now: dict
         LOG.warning(
             "begun on another processor (%s, here %s): what follows may round otherwise", then[:40], now["processor"]
         )
-
-
-# The manifest lists the sha256 of every file, and its seal covers the list. A seal shows that nothing changed since it was
-# made, not who made it: whoever edits a file can seal again. What the numbers say of each other is checked by
-# ``privdd.verification``; who vouches for them, by a signature. No number depends on date and commit.
-
-MANIFEST = "manifest.json"
-SIGNATURE = "signature.json"
-PAGE = "report.html"
-CARD = "card.json"  # the page's twin for other programs
-FIGURES = "figures/"
-# a sweep's own note; a print of the page; what tells a run's secret, which may be left out of what is given to others
-UNSEALED = frozenset({MANIFEST, SIGNATURE, "point.json", "report.pdf", ".lock", "state/secret.json"})
-# keys of the manifest; the page is redrawn from the files at any time
-FILES_KEY, PAGE_KEY, SEAL_KEY, PLOTTING_KEY = "files", "page", "seal", "drawn_with"
-
-
-def file_sha256(file: Path) -> str:
-    """The digest of a file's bytes, in hexadecimal."""
-    with file.open("rb") as data:
-        return hashlib.file_digest(data, "sha256").hexdigest()
-
-
-def is_page_file(name: str) -> bool:
-    """Whether a file was drawn from the others."""
-    return name in (PAGE, CARD) or name.startswith(FIGURES)
-
-
-def file_digests(folder: Path) -> dict[str, str]:
-    """Name -> sha256 of every file below ``folder`` that a seal covers. Raises DamagedRun for a link."""
-    names = sorted(
-        name for name in files.list_plain_files(folder) if name not in UNSEALED and not files.is_half_written(name)
-    )
-    return {name: file_sha256(folder / name) for name in names}
-
-
-def seal_folder(folder: Path) -> None:
-    """Write the digests of all files into the manifest, as the last step of a run."""
-    found = file_digests(folder)
-    kept = {name: mark for name, mark in found.items() if not is_page_file(name)}
-    drawn = {name: mark for name, mark in found.items() if is_page_file(name)}
-    _write_manifest(folder, {**_read_manifest(folder), FILES_KEY: kept, PAGE_KEY: drawn})
-
-
-def seal_page(folder: Path) -> None:
-    """Seal a page that was drawn anew; a folder that was never sealed stays unsealed."""
-    manifest = _read_manifest(folder)
-    if FILES_KEY in manifest:
-        drawn = {
-            name: file_sha256(folder / name) for name in sorted(files.list_plain_files(folder)) if is_page_file(name)
-        }
-        _write_manifest(folder, {**manifest, PAGE_KEY: drawn})
-
-
-def plotting_library() -> str:
-    """The plotting library with its version: another version draws other bytes."""
-    return f"matplotlib {version('matplotlib')}"
-
-
-def _read_manifest(folder: Path) -> dict[str, Any]:
-    return files.read_json_object(folder / MANIFEST, optional=True)
-
-
-def _write_manifest(folder: Path, manifest: Mapping[str, Any]) -> None:
-    manifest = {**manifest, PLOTTING_KEY: plotting_library()}
-    files.write_json(folder / MANIFEST, {**manifest, SEAL_KEY: compute_seal(manifest)})
-
-
-def compute_seal(manifest: Mapping[str, Any]) -> str:
-    """The digest of all of the manifest but the seal itself."""
-    return hashlib.sha256(_canonical_json({k: v for k, v in manifest.items() if k != SEAL_KEY})).hexdigest()
-
-
-def signed_bytes(manifest: Mapping[str, Any]) -> bytes:
-    """The signed part of the manifest: everything but the entries that change when the page is drawn anew."""
-    return _canonical_json({k: v for k, v in manifest.items() if k not in (SEAL_KEY, PAGE_KEY, PLOTTING_KEY)})
-
-
-def _canonical_json(value: Any) -> bytes:
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
 
 
 COMMIT_HASH = re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?")

@@ -18,8 +18,9 @@ from privdd.core.types import unpack
 from privdd.federated.aggregation import SUM_CLIENT
 from privdd.federated.channel import digest_tensors
 from privdd.privacy.ledger import Ledger
-from privdd.runtime import run_folder
+from privdd.runtime import run_folder, seal
 from privdd.runtime.files import DamagedRun, list_plain_files, printable, read_bytes, read_json, write_json
+from privdd.runtime.run_files import MANIFEST, SIGNATURE, is_own_file
 
 RELATIVE_TOLERANCE = 1e-6  # relative: between versions of SciPy and dp-accounting the last digits differ
 
@@ -96,68 +97,29 @@ def _printable_value(value: Any) -> str:
     return text if len(text) <= 100 else f"{text[:97]}..."
 
 
-READ_FOLDERS = ("artifacts/", "evidence/", "state/", "worlds/")  # folders whose files privdd reads by name
-TOP_FILES = frozenset({"config.yaml", "findings.json", "ledger.json", "training.json"})
-
-
-def listed_digests(manifest: Mapping[str, Any]) -> dict[str, str]:
-    """Name -> sha256 of all files that the manifest lists. Raises DamagedRun where it lists none."""
-    found: dict[str, str] = {}
-    for key in (run_folder.FILES_KEY, run_folder.PAGE_KEY):
-        part = manifest.get(key)
-        if not isinstance(part, dict) or not all(isinstance(v, str) for v in part.values()):
-            why = "a run that was cut off, or one of an earlier version"
-            raise DamagedRun(f"{run_folder.MANIFEST}: lists no digests of files ({why})")
-        found |= part
-    return found
-
-
 def check_file_digests(folder: Path, manifest: Mapping[str, Any]) -> Iterator[Disagreement]:
     """Files that are missing or changed, and unlisted files that privdd would read."""
-    listed, found = listed_digests(manifest), run_folder.file_digests(folder)
-    yield from _check_seal(manifest)
-    for name in sorted({*listed} - run_folder.UNSEALED):  # earlier versions sealed more
+    listed = seal.listed_digests(manifest)
+    found = seal.file_digests(folder, listed.keys())
+    if manifest.get(seal.SEAL_KEY) != (expected := seal.compute_seal(manifest)):
+        yield Disagreement(MANIFEST, seal.SEAL_KEY, str(manifest.get(seal.SEAL_KEY))[:16], expected[:16])
+    for name in sorted({*listed} - seal.UNSEALED):  # earlier versions sealed more
         if listed[name] != (there := found.get(name, "no such file")):
             yield Disagreement(name, "sha256", listed[name][:16], there[:16])
     for name in sorted({*found} - {*listed}):
-        if is_read_by_name(name):
-            yield Disagreement(name, "sha256", "nothing (not listed in manifest.json)", found[name][:16])
-
-
-def _check_seal(manifest: Mapping[str, Any]) -> Iterator[Disagreement]:
-    if manifest.get(run_folder.SEAL_KEY) != run_folder.compute_seal(manifest):
-        yield Disagreement(
-            run_folder.MANIFEST,
-            run_folder.SEAL_KEY,
-            str(manifest.get(run_folder.SEAL_KEY))[:16],
-            run_folder.compute_seal(manifest)[:16],
-        )
+        yield Disagreement(name, "sha256", "nothing (not listed in manifest.json)", found[name][:16])
 
 
 def check_page_sources(folder: Path, manifest: Mapping[str, Any]) -> Iterator[Disagreement]:
     """The same check for the files alone that a page or a comparison is drawn from."""
-    listed = listed_digests(manifest)
-    needed = {name for name in listed if name in TOP_FILES or name.startswith("evidence/")}
-    there = {name for name in TOP_FILES if (folder / name).is_file()}
-    yield from _check_seal(manifest)
-    for name in sorted(needed | there):
-        found = run_folder.file_sha256(folder / name) if (folder / name).is_file() else "no such file"
-        if listed.get(name) != found:
-            yield Disagreement(name, "sha256", str(listed.get(name, "nothing"))[:16], found[:16])
+    for name, stored, now in seal.list_changed_sources(folder, manifest):
+        yield Disagreement(name, seal.SEAL_KEY if name == MANIFEST else "sha256", stored[:16], now[:16])
 
 
 def list_unlisted_files(folder: Path, manifest: Mapping[str, Any]) -> list[str]:
     """Files that the run did not write and that privdd does not read."""
-    return [
-        name
-        for name in run_folder.file_digests(folder)
-        if name not in listed_digests(manifest) and not is_read_by_name(name)
-    ]
-
-
-def is_read_by_name(name: str) -> bool:
-    """Whether privdd reads a file of this name from a run folder, or shows it as the run's page."""
-    return name.startswith(READ_FOLDERS) or name in TOP_FILES or run_folder.is_page_file(name)
+    listed = seal.listed_digests(manifest)
+    return sorted(name for name in list_plain_files(folder) if name not in listed and not is_own_file(name))
 
 
 ARTIFACT_FILE = re.compile(r"artifacts/round_(\d+)/(?:client_(\d+)|sum)\.safetensors")
@@ -191,14 +153,12 @@ def sign_run(folder: Path, key: Path) -> Path:
 
     Raises DamagedRun for an unsealed folder or another kind of key.
     """
-    private, manifest = _load_key(key, private=True), read_json(folder / run_folder.MANIFEST)
-    listed_digests(manifest)
-    signed = private.sign(run_folder.signed_bytes(manifest)).hex()
+    private, manifest = _load_key(key, private=True), read_json(folder / MANIFEST)
+    seal.listed_digests(manifest)
+    signed = private.sign(seal.signed_bytes(manifest)).hex()
     public = private.public_key().public_bytes_raw().hex()
-    write_json(
-        folder / run_folder.SIGNATURE, {"algorithm": SIGNATURE_ALGORITHM, "public_key": public, "signature": signed}
-    )
-    return folder / run_folder.SIGNATURE
+    write_json(folder / SIGNATURE, {"algorithm": SIGNATURE_ALGORITHM, "public_key": public, "signature": signed})
+    return folder / SIGNATURE
 
 
 def check_signature(folder: Path, manifest: Any, key: Path | None) -> tuple[str, list[Disagreement]]:
@@ -207,25 +167,21 @@ def check_signature(folder: Path, manifest: Any, key: Path | None) -> tuple[str,
     key: the public key of who should have signed; None: any key, which shows only that its holder signed. Raises
     DamagedRun where there is no signature, or one of another form.
     """
-    stored = read_json(folder / run_folder.SIGNATURE)
+    stored = read_json(folder / SIGNATURE)
     fields = ("algorithm", "public_key", "signature")
     if not isinstance(stored, dict) or not all(isinstance(stored.get(name), str) for name in fields):
-        raise DamagedRun(f"{folder / run_folder.SIGNATURE}: not a signature")
+        raise DamagedRun(f"{folder / SIGNATURE}: not a signature")
     if stored["algorithm"] != SIGNATURE_ALGORITHM:
         raise DamagedRun(
-            f"{folder / run_folder.SIGNATURE}: algorithm {stored['algorithm'][:40]!r}, needed is {SIGNATURE_ALGORITHM}"
+            f"{folder / SIGNATURE}: algorithm {stored['algorithm'][:40]!r}, needed is {SIGNATURE_ALGORITHM}"
         )
     wrong = []
     if key is not None:
         expected = _load_key(key, private=False).public_bytes_raw().hex()
         if expected != stored["public_key"]:
-            wrong.append(
-                Disagreement(run_folder.SIGNATURE, "public_key", stored["public_key"][:64], f"{expected} in {key}")
-            )
-    if not _is_valid_signature(stored["public_key"], stored["signature"], run_folder.signed_bytes(manifest)):
-        wrong.append(
-            Disagreement(run_folder.SIGNATURE, "signature", stored["signature"][:16], "does not hold for manifest.json")
-        )
+            wrong.append(Disagreement(SIGNATURE, "public_key", stored["public_key"][:64], f"{expected} in {key}"))
+    if not _is_valid_signature(stored["public_key"], stored["signature"], seal.signed_bytes(manifest)):
+        wrong.append(Disagreement(SIGNATURE, "signature", stored["signature"][:16], "does not hold for manifest.json"))
     return stored["public_key"][:64], wrong
 
 

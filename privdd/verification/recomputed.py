@@ -36,7 +36,9 @@ from privdd.reporting.finding_selection import FEATURE_ATTACKS
 from privdd.reporting.run_record import LIMIT, RunRecord, read_run_config
 from privdd.reporting.schema import UNLISTED, EpsilonPair, FindingRow, Findings, WorstRecord, worst_verdict
 from privdd.runtime.files import DamagedRun, check_plain_folder, read_json, read_json_object, safe_name
-from privdd.runtime.run_folder import FILES_KEY, MANIFEST, RunFolder, read_tensors
+from privdd.runtime.run_files import MANIFEST
+from privdd.runtime.run_folder import RunFolder, read_tensors
+from privdd.runtime.seal import FILES_KEY
 from privdd.verification.file_checks import Disagreement, Unverified, check_page_sources, find_disagreements
 
 FINDINGS_FILE = "findings.json"

@@ -35,13 +35,14 @@ from privdd.reporting.frontier import group_runs
 from privdd.reporting.page import draw_report, picture_albums, render_report, write_report
 from privdd.reporting.run_record import RunRecord, attack_commands, read_run_record
 from privdd.reporting.schema import Part
-from privdd.runtime import run_folder
+from privdd.runtime import seal
 from privdd.runtime.engine import Engine, torch_threads
 from privdd.runtime.files import DamagedRun, check_plain_folder, read_bytes, read_json, read_json_object, write_bytes
-from privdd.runtime.run_folder import MANIFEST, compute_seal, file_sha256
+from privdd.runtime.run_files import CARD, MANIFEST, PAGE, SIGNATURE
+from privdd.runtime.seal import TOP_FILES, compute_seal, file_sha256
 from privdd.runtime.startup import start_forkserver, usable_cores
 from privdd.verification import file_checks, recomputed
-from privdd.verification.file_checks import TOP_FILES, check_page_sources
+from privdd.verification.file_checks import check_page_sources
 
 MAX_PAGE_BYTES = 256 * 2**20  # bytes
 DRAWING_PATTERN = re.compile(rb"<svg\b.*?</svg>|data:image/png;base64,[A-Za-z0-9+/=]*", re.DOTALL)
@@ -53,12 +54,10 @@ def check_page(record: RunRecord) -> Iterator[file_checks.Disagreement]:
     Where it was drawn by another version of Matplotlib (see ``other_plotting_library``), the drawings inside it are left out. A
     folder without a page has nothing to check.
     """
-    card = record.path / run_folder.CARD
+    card = record.path / CARD
     if card.is_file() and read_bytes(card, MAX_PAGE_BYTES) != encode_card(record):
-        yield file_checks.Disagreement(
-            run_folder.CARD, "all of it", "another card", "the one that the run's files give"
-        )
-    file = record.path / run_folder.PAGE
+        yield file_checks.Disagreement(CARD, "all of it", "another card", "the one that the run's files give")
+    file = record.path / PAGE
     if not file.is_file():
         return
     stored = read_bytes(file, MAX_PAGE_BYTES)
@@ -67,19 +66,17 @@ def check_page(record: RunRecord) -> Iterator[file_checks.Disagreement]:
         return
     if DRAWING_PATTERN.sub(b"", stored) == DRAWING_PATTERN.sub(b"", found):
         if not other_plotting_library(record):
-            yield file_checks.Disagreement(
-                run_folder.PAGE, "drawings", "other ones", "those of the evidence (the text agrees)"
-            )
+            yield file_checks.Disagreement(PAGE, "drawings", "other ones", "those of the evidence (the text agrees)")
         return
     at = next((i for i, (a, b) in enumerate(zip(_text_lines(stored), _text_lines(found))) if a != b), 0)
     one, other = (b"".join(_text_lines(text)[at : at + 1]).decode(errors="replace").strip() for text in (stored, found))
-    yield file_checks.Disagreement(run_folder.PAGE, f"line {at + 1}", repr(one[:80]), repr(other[:80]))
+    yield file_checks.Disagreement(PAGE, f"line {at + 1}", repr(one[:80]), repr(other[:80]))
 
 
 def other_plotting_library(record: RunRecord) -> str:
     """The plotting library of the page if this machine has another version; else ""."""
-    drawn = record.manifest.get(run_folder.PLOTTING_KEY)
-    return "" if drawn in (None, run_folder.plotting_library()) else str(drawn)[:60]
+    drawn = record.manifest.get(seal.PLOTTING_KEY)
+    return "" if drawn in (None, seal.plotting_library()) else str(drawn)[:60]
 
 
 def _text_lines(page: bytes) -> list[bytes]:
@@ -115,12 +112,12 @@ def verify_run(folder: Path, key: Path | None = None) -> Verification:
     only_trained = (folder / "training.json").is_file() and not (folder / "findings.json").is_file()
     manifest: Mapping[str, Any]
     if only_trained:
-        manifest = read_json_object(folder / run_folder.MANIFEST)
+        manifest = read_json_object(folder / MANIFEST)
     else:
         record = read_run_record(folder)
         manifest = record.manifest
     found, signer = list(file_checks.check_file_digests(folder, manifest)), ""
-    if key is not None or (folder / run_folder.SIGNATURE).is_file():
+    if key is not None or (folder / SIGNATURE).is_file():
         signer, wrong = file_checks.check_signature(folder, manifest, key)
         found += wrong
     with file_checks.count_comparisons() as computed, torch_threads(1):
@@ -148,9 +145,7 @@ def load_run(folder: Path | str) -> RunRecord:
     if folder.is_dir():
         check_plain_folder(folder)
     record = read_run_record(folder)
-    wrong = (
-        list(file_checks.check_page_sources(folder, record.manifest)) if run_folder.FILES_KEY in record.manifest else []
-    )
+    wrong = list(file_checks.check_page_sources(folder, record.manifest)) if seal.FILES_KEY in record.manifest else []
     with torch_threads(1):  # on small tensors, more cost time
         wrong = wrong or list(_check_numbers(record, recomputed.run_ledger(record)))
     if wrong:
@@ -174,7 +169,7 @@ def _check_manifest(record: RunRecord) -> Iterator[file_checks.Disagreement]:
     run, manifest, config = record.findings.run, record.manifest, record.config
     for name, value in (("seed", run.seed), ("version", run.version)):
         if name in manifest:
-            yield from file_checks.find_disagreements(run_folder.MANIFEST, name, manifest[name], value)
+            yield from file_checks.find_disagreements(MANIFEST, name, manifest[name], value)
     if "seed" in config:
         yield from file_checks.find_disagreements("config.yaml", "seed", config["seed"], run.seed)
 
@@ -229,8 +224,8 @@ def list_not_recomputable(record: RunRecord, ledger: Ledger | None) -> Iterator[
         yield "utility.accuracy: needs the data and the model"
     if findings.target is not None:
         yield "target: needs the files"
-    if (drawn := other_plotting_library(record)) and (record.path / run_folder.PAGE).is_file():
-        yield f"{run_folder.PAGE}: drawings: made by {drawn!r}, here is {run_folder.plotting_library()}"
+    if (drawn := other_plotting_library(record)) and (record.path / PAGE).is_file():
+        yield f"{PAGE}: drawings: made by {drawn!r}, here is {seal.plotting_library()}"
     for claim in findings.privacy.claims:
         yield f"privacy.claims ({claim.source}): the theorem needs the run's settings"
     scored = {at for at, _ in recomputed.scored_rows(record)}
@@ -253,7 +248,7 @@ def write_run_page(run: Path | str) -> Path:
     """``report.html`` and figures of a run that agrees with itself; returns the page's path. Raises as ``load_run``."""
     with torch_threads(1):
         page = write_report(run, load_run)
-    run_folder.seal_page(Path(run))
+    seal.seal_page(Path(run))
     return page
 
 

@@ -23,7 +23,8 @@ from privdd.core.validation import BadConfig
 from privdd.reporting.page import write_report
 from privdd.reporting.run_record import attack_commands, read_run_record
 from privdd.runtime.files import read_json
-from privdd.runtime.run_folder import RunFolder, seal_folder, write_tensors
+from privdd.runtime.run_folder import RunFolder, write_tensors
+from privdd.runtime.seal import seal_folder
 from privdd.verification.run_folder import verify_run as check
 from tests.auditing.test_findings import timeless
 from tests.conftest import SmallAudit

@@ -21,10 +21,19 @@ from privdd.cli import main as command
 from privdd.cli.compose import compose_config, config_dir, expand_arguments, group_choices
 from privdd.cli.main import check_command
 from privdd.cli.run import prepare_run_folder, run_audit
-from privdd.cli.sweeps import Sweep, count_points, first_point, pin_sweep_folder, point_name, sweep_folder_name
+from privdd.cli.sweeps import (
+    Sweep,
+    count_points,
+    first_point,
+    pin_sweep_folder,
+    point_name,
+    sweep_folder_name,
+    why_not_done,
+)
 from privdd.core.validation import BadConfig
 from privdd.reporting.comparison import read_training_record
 from privdd.runtime.files import read_json, write_json
+from privdd.runtime.seal import is_sealed, seal_folder
 
 ROOT = Path(__file__).parents[2]
 TINY = (
@@ -77,9 +86,10 @@ def test_pinned_arguments_name_the_folder_once() -> None:
     assert "hydra.job.config.override_dirname.exclude_keys=['seed']" in argv
 
 
-def _finished(path: Path, verdict: str) -> None:
-    write_json(path / "findings.json", {"verdict": verdict})
+def _finished(path: Path, verdict: str, **utility: int) -> None:
+    write_json(path / "findings.json", {"verdict": verdict, "utility": utility})
     (path / "report.html").write_text("")
+    seal_folder(path)
 
 
 def test_statuses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -106,6 +116,39 @@ def test_a_finished_point_is_skipped_and_keeps_its_status(tmp_path: Path) -> Non
     assert [sweep.run_point(tmp_path / name, lambda: 1 / 0) for name in "ab"] == [2, 0]  # type: ignore[arg-type,return-value]
     (tmp_path / "b" / "report.html").unlink()  # so it is not finished
     assert sweep.run_point(tmp_path / "b", lambda: 2) == 2
+
+
+def test_a_point_that_was_cut_off_before_its_seal_is_mended(tmp_path: Path) -> None:
+    sweep, point = Sweep("audit", tmp_path), tmp_path / "a"
+    _finished(point, "unprotected")
+    (point / "manifest.json").unlink()  # all is written but the seal
+    ran: list[Path] = []
+    assert sweep.run_point(point, lambda: ran.append(point) or 0) == 0 and ran == [point]  # type: ignore[func-returns-value]
+    _finished(point, "unprotected")
+    write_json(point / "findings.json", {"verdict": "consistent"})  # not what was sealed
+    assert sweep.run_point(point, lambda: ran.append(point) or 0) == 0 and len(ran) == 2  # type: ignore[func-returns-value]
+
+
+def test_a_point_whose_training_diverged_fails_however_often_it_is_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep = Sweep("train", tmp_path)
+    write_json(tmp_path / "a" / "training.json", {"diverged": 3})
+    seal_folder(tmp_path / "a")
+    assert sweep.run_point(tmp_path / "a", lambda: 1 / 0) == 1  # type: ignore[arg-type,return-value]
+    audits = Sweep("audit", tmp_path / "audits")
+    _finished(audits.folder / "a", "unprotected", diverged=0)
+    assert audits.run_point(audits.folder / "a", lambda: 1 / 0) == 1  # type: ignore[arg-type,return-value]
+    assert "is finished, skipped" in capsys.readouterr().err
+    assert why_not_done(tmp_path / "a", "train") == "its training diverged"
+
+
+def test_a_file_of_the_users_own_is_no_mark_of_a_sweep(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "point.json").write_text('{"x": 1, "y": 2}')
+    with pytest.raises(BadConfig, match="stays as it is"):
+        Sweep("train", tmp_path).run_point(tmp_path / "a", lambda: 0)
+    assert (tmp_path / "a" / "point.json").read_text() == '{"x": 1, "y": 2}'
 
 
 def test_a_point_cut_off_counts_as_failed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -180,10 +223,15 @@ def _trained(path: Path, epsilon: float | str, seed: int, accuracy: float) -> in
     write_json(path / "config.yaml", {  # JSON is YAML
         "name": "fedavg", "data": {"name": "digits"}, "preset": {"name": "smoke"}, "seed": seed, "privacy": {"noise": noise},
     })
+    return _write_training(path, epsilon, accuracy)
+
+
+def _write_training(path: Path, epsilon: float | str, accuracy: float) -> int:
     write_json(path / "training.json", {
         "schema": 1, "accuracy": accuracy, "epsilon": {"pld": epsilon, "rdp": epsilon}, "delta": 1e-5, "unit": "record",
         "relation": "zero_out", "uploaded_bytes_per_client": 10, "downloaded_bytes_per_client": 10, "accuracy_by_round": [accuracy],
     })
+    seal_folder(path)
     return 0
 
 
@@ -193,7 +241,8 @@ def test_a_finished_point_of_other_settings_is_no_result_of_these(tmp_path: Path
 
     def run(config: DictConfig, path: Path, argv: object) -> int:
         done.append(config.algo.rounds)
-        return _trained(path, "inf", 0, 0.5) or int(prepare_run_folder(path, config) is None)
+        prepare_run_folder(path, config)
+        return _write_training(path, "inf", 0.5)
 
     done: list[int] = []
     for rounds, status in ((1, 0), (1, 0), (2, 1)):
@@ -231,7 +280,7 @@ def test_killed_half_way_and_repeated_gives_the_same_csv(tmp_path: Path, monkeyp
     cut.mkdir(), whole.mkdir()
     first = _start(cut, "algo=fedavg,fedprox", "seed=0", "hydra/launcher=joblib", "hydra.launcher.n_jobs=1")
     deadline = time.monotonic() + 600
-    while not list(cut.glob("outputs/sweeps/*/*/report.html")):
+    while not any(is_sealed(path) for path in cut.glob("outputs/sweeps/*/*")):
         assert time.monotonic() < deadline and first.poll() is None, "no point was finished"
         time.sleep(0.02)
     os.killpg(first.pid, signal.SIGKILL)

@@ -23,7 +23,8 @@ from privdd.external.trained_model import ExternalAuditSettings, audit_trained_m
 from privdd.privacy.ledger import Ledger
 from privdd.reporting.schema import FindingRow, Findings
 from privdd.runtime.files import DamagedRun
-from privdd.runtime.run_folder import read_tensors, seal_folder
+from privdd.runtime.run_folder import read_tensors
+from privdd.runtime.seal import seal_folder
 from privdd.verification.run_folder import verify_run
 from tests.external.memory import forgetful, records, remembering
 

@@ -25,7 +25,8 @@ from privdd.reporting.comparison import print_training_table, write_comparison, 
 from privdd.reporting.finding_selection import diverged_run_text
 from privdd.reporting.page import write_report
 from privdd.reporting.terminal import print_summary
-from privdd.runtime.run_folder import RunFolder, seal_folder
+from privdd.runtime.run_folder import RunFolder
+from privdd.runtime.seal import seal_folder
 from privdd.verification.run_folder import verify_run
 from tests.federations import tiny, tiny_config
 

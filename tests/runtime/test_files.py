@@ -19,7 +19,6 @@ from privdd.runtime.files import (
     LOCK_FILE,
     DamagedRun,
     check_plain_folder,
-    is_half_written,
     list_plain_files,
     lock_folder,
     read_bytes,
@@ -94,18 +93,6 @@ def test_a_file_has_the_mode_that_the_umask_gives_or_is_private_from_the_first_b
     finally:
         os.umask(before)
     assert seen == [mode] and (tmp_path / "a").stat().st_mode & 0o777 == mode
-
-
-def test_what_a_killed_process_left_is_known_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Path, "replace", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-    monkeypatch.setattr(Path, "unlink", lambda *_, **__: None)
-    with pytest.raises(KeyboardInterrupt):
-        write_bytes(tmp_path / "update.lira.safetensors", b"half")
-    assert [is_half_written(f"evidence/{path.name}") for path in tmp_path.iterdir()] == [True]
-    for name in (".update.lira.safetensors.ab12cd", ".config.yaml.k3_x9a1b"):
-        assert is_half_written(name)
-    for name in (".gitignore", ".lock", "evidence/update.lira.safetensors", ".hydra/config.yaml", "a/.hidden.json"):
-        assert not is_half_written(name)
 
 
 # Two processes cannot write one run folder; a dead one holds nothing.

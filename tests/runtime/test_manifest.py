@@ -12,15 +12,8 @@ from typing import Any
 
 import pytest
 
-from privdd.runtime.run_folder import (
-    SEAL_KEY,
-    compute_seal,
-    run_provenance,
-    seal_folder,
-    seal_page,
-    signed_bytes,
-    source_commit,
-)
+from privdd.runtime.run_folder import run_provenance, source_commit
+from privdd.runtime.seal import SEAL_KEY, compute_seal, seal_folder, seal_page, signed_bytes
 
 # The commit against git itself, in every state that a checkout's files can be in.
 

@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives import serialization
 
 from privdd import report, verify
 from privdd.runtime.files import read_json, write_json
-from privdd.runtime.run_folder import seal_folder
+from privdd.runtime.seal import seal_folder
 from privdd.verification.file_checks import check_signature, sign_run
 from tests.conftest import SmallAudit
 

@@ -18,7 +18,8 @@ from privdd.api import audit, train
 from privdd.api import compare as compare_verified
 from privdd.reporting.run_record import read_run_record
 from privdd.runtime.files import DamagedRun, read_json
-from privdd.runtime.run_folder import SEAL_KEY, read_tensors, seal_folder, write_tensors
+from privdd.runtime.run_folder import read_tensors, write_tensors
+from privdd.runtime.seal import SEAL_KEY, seal_folder
 from privdd.verification.file_checks import check_sent_values, find_disagreements, is_same_value
 from privdd.verification.recomputed import (
     check_ledger_numbers,

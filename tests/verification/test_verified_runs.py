@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from privdd.runtime.run_folder import read_tensors, seal_folder, write_tensors
+from privdd.runtime.run_folder import read_tensors, write_tensors
+from privdd.runtime.seal import seal_folder
 from privdd.verification import run_folder
 from privdd.verification.file_checks import Unverified
 from privdd.verification.run_folder import find_note, load_run, load_runs
