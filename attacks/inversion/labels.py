@@ -161,6 +161,7 @@ class LabelCounts(Attack):
     name: str = "label_counts"
     family = Family.LABEL
     surfaces = frozenset({Surface.UPDATE, Surface.GRADIENT, Surface.LABELS, Surface.COUNTS})
+    unmeasured = frozenset({Surface.COUNTS})  # sizes are read off: there is no rate of success
     adversaries = SERVER_ONLY
 
     def run(self, view: View, generator: torch.Generator) -> Evidence:

@@ -95,8 +95,29 @@ def uncovered_surfaces(method: Method, attacks: Mapping[str, Attack], audit: Aud
 
 
 def _covered_surfaces(method: Method, attacks: Mapping[str, Attack], audit: AuditSettings) -> set[str]:
-    views = list(expected_views(method, audit))
-    return {str(s) for s, who, n in views if any(is_applicable_to(a, s, who, n) for a in attacks.values())}
+    return {*measuring_attacks(method, attacks, audit)}
+
+
+def measuring_attacks(method: Method, attacks: Mapping[str, Attack], audit: AuditSettings) -> dict[str, list[str]]:
+    """Surface -> the attacks that read it and measure something there; surfaces without any have no entry.
+
+    The check before training and the note after it (``describe_unmeasured``) both ask this.
+    """
+    measuring: dict[str, list[str]] = {}
+    for surface, adversary, worlds in expected_views(method, audit):
+        for name, attack in attacks.items():
+            if is_applicable_to(attack, surface, adversary, worlds) and surface not in attack.unmeasured:
+                names = measuring.setdefault(str(surface), [])
+                names += [name] if name not in names else []
+    return measuring
+
+
+def describe_unmeasured(surface: str, method: Method, attacks: Mapping[str, Attack], audit: AuditSettings) -> str:
+    """Why a surface has no measure although attacks were to read it, for its row in the findings; "" where none was to."""
+    names = measuring_attacks(method, attacks, audit).get(surface, [])
+    if not names:
+        return ""
+    return f"not attacked: {', '.join(names)} would read it, and found nothing of it in this run that could be measured"
 
 
 def _suggest_attacks(

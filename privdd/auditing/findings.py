@@ -14,7 +14,13 @@ import torch
 
 from attacks.types import Finding
 from privdd import __version__
-from privdd.auditing.coverage import describe_waiver, is_about_releases, untested_parts, why_not_read
+from privdd.auditing.coverage import (
+    describe_unmeasured,
+    describe_waiver,
+    is_about_releases,
+    untested_parts,
+    why_not_read,
+)
 from privdd.auditing.pipeline import AuditState
 from privdd.auditing.verdicts import (
     DECISIVE_VALIDITIES,
@@ -231,7 +237,7 @@ def findings_json(audited: AuditState) -> dict[str, Any]:
     ledger = progress.ledger
     stated = stated_epsilons(experiment, record_level_ledger(ledger))
     found = hold_to_claims(audited.findings, paper_claims_of(experiment), ledger.delta)
-    surfaces = list(_surface_rows(experiment, progress, found))
+    surfaces = list(_surface_rows(audited, found))
     keys = [(row["surface"], row["sender"]) for row in surfaces]
     verdicts = judge_run(ledger, surface_limits(ledger, keys, stated, found), found)
     for key, row in zip(keys, surfaces, strict=True):
@@ -362,9 +368,10 @@ def stated_epsilons(experiment: Experiment, ledger: Ledger) -> dict[str, float]:
     return {s: e for s, e in promised.items() if math.isfinite(e)}
 
 
-def _surface_rows(experiment: Experiment, progress: Progress, findings: Sequence[Finding]) -> Iterable[dict[str, Any]]:
+def _surface_rows(state: AuditState, findings: Sequence[Finding]) -> Iterable[dict[str, Any]]:
     """The entries of each surface but those that its verdict brings."""
-    ledger = progress.ledger
+    experiment = state.finished_run.experiment
+    ledger = state.finished_run.progress.ledger
     rows: dict[SurfaceKey, list[Release]] = {}
     for release in ledger.releases:
         if release.visible_to != ("analyst",):
@@ -381,17 +388,17 @@ def _surface_rows(experiment: Experiment, progress: Progress, findings: Sequence
             "bytes": size_in_bytes(releases),
             "mechanism": _name_mechanisms(experiment, releases),
             "epsilon": epsilon_by_accountant(ledger, [surface]) | certified,
-            "audited": _describe_attacks(experiment, progress, findings_on_surface(findings, key, rows), key),
+            "audited": _describe_attacks(state, findings_on_surface(findings, key, rows), key),
         }
 
 
-def _describe_attacks(
-    experiment: Experiment, progress: Progress, findings: Sequence[Finding], key: SurfaceKey
-) -> bool | str:
+def _describe_attacks(state: AuditState, findings: Sequence[Finding], key: SurfaceKey) -> bool | str:
     """True where an attack measured something on a surface, else in words why none did. findings: those on it. Raises
     RuntimeError for a surface that was forgotten."""
     surface, sender = key
-    waived = experiment.audit_settings.waive
+    progress = state.finished_run.progress
+    settings = state.finished_run.experiment.audit_settings
+    waived = settings.waive
     tried = [f for f in findings if is_about_releases(f.family, f.adversary)]
     if any(MEASURE_KEYS & set(f.measures) for f in tried):
         return True
@@ -403,9 +410,12 @@ def _describe_attacks(
         return f"waived: {divergence_message(progress.diverged)}"
     if why := why_not_read(tried):
         return why
+    if why := describe_unmeasured(surface, state.finished_run.experiment.plan.method, state.attacks, settings):
+        return why
     senders = {"server" if r.client == SERVER else "client" for r in progress.ledger.releases if r.surface == surface}
     if len(senders) > 1:
         return f"not attacked: no attack of this audit read what the {sender} sends of it"
+    # ``check_coverage`` refuses such a run before it trains
     raise RuntimeError(f"surface {surface} was released and neither attacked nor waived")
 
 

@@ -2,21 +2,36 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import dp_accounting as dpa
 import pytest
 
-from attacks.types import Adversary, Family, Finding, Surface
+from attacks.types import Adversary, Attack, Family, Finding, Surface
 from privdd.auditing.coverage import (
     PARTS_OF_OLD_RUNS,
     TESTS_BY_PART,
+    UNREAD_REASON,
+    check_coverage,
     covered_diagnostics,
+    describe_unmeasured,
+    uncovered_surfaces,
     untested_diagnostics,
     untested_parts,
 )
+from privdd.cli.build import build_shipped_attacks, instantiate_node, standardise_classifiers
+from privdd.cli.compose import compose_config, expand_arguments
+from privdd.cli.run import run_audit
+from privdd.cli.settings import audit_settings
+from privdd.core.validation import BadConfig
+from privdd.federated.settings import AuditSettings
 from privdd.privacy.ledger import Ledger
 from privdd.privacy.mechanism import LedgerRow
+from privdd.runtime.files import read_json
+from tests.federations import ALGOS, tiny, tiny_config
 
 SAMPLED = dpa.PoissonSampledDpEvent(0.1, dpa.GaussianDpEvent(1.0))
 TESTS = dict.fromkeys(test for tests in TESTS_BY_PART.values() for test in tests)
@@ -99,3 +114,54 @@ def test_a_test_says_in_which_rounds_it_looked_at_its_parts() -> None:
     for test in TESTS:
         parts = [part for part, tests in TESTS_BY_PART.items() if test in tests]
         assert parts and covered_diagnostics(test, {3, 0}) == {"covers": {part: [0, 3] for part in parts}}
+
+
+@cache
+def audit_of_one_attack() -> tuple[dict[str, Attack], AuditSettings]:
+    config = compose_config("audit", expand_arguments(["algo=fedavg", "preset=smoke"], "audit"))
+    settings = audit_settings(config)
+    assert settings is not None
+    return build_shipped_attacks(), settings
+
+
+@pytest.mark.parametrize("algo", sorted(ALGOS))
+def test_a_single_attack_is_refused_before_training_or_leaves_no_surface_without_a_word(algo: str) -> None:
+    """Every attack on every profile, by the function that the check before training and the note after it ask."""
+    method = instantiate_node(standardise_classifiers(tiny_config(algo)))
+    attacks, settings = audit_of_one_attack()
+    surfaces = {str(surface) for surface in (*method.uploads.values(), *method.broadcasts.values())}
+    assert len(attacks) > 15
+    for name, attack in attacks.items():
+        alone = {name: attack}
+        unread = uncovered_surfaces(method, alone, replace(settings, waive={}))
+        if {*unread} == surfaces:
+            continue  # "none of them reads anything that ... releases"
+        waived = replace(settings, waive=dict.fromkeys(unread, UNREAD_REASON))
+        check_coverage(method, alone, waived, build_shipped_attacks)
+        silent = [s for s in surfaces if not describe_unmeasured(s, method, alone, waived)]
+        assert sorted(silent) == unread, name
+
+
+def test_what_is_read_off_without_a_measure_is_not_attacked() -> None:
+    """Label counts as a message: an attack that reports them alone leaves the surface open, and says so before training."""
+    attacks, settings = audit_of_one_attack()
+    alone = {"label_counts": attacks["label_counts"]}
+    method = tiny("fedavg").plan.method
+    assert "counts" in uncovered_surfaces(method, alone, settings)
+    assert "counts" not in uncovered_surfaces(method, attacks, settings)
+    with pytest.raises(BadConfig, match="no attack for counts"):
+        check_coverage(method, alone, settings, build_shipped_attacks)
+    assert "label_counts" in describe_unmeasured("update", method, alone, settings)
+
+
+@pytest.mark.parametrize("attack", ["label_counts", "analytic_inversion"])
+def test_an_audit_with_one_attack_ends(attack: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("privdd.reporting.page.write_report", lambda path: path)
+    overrides = [
+        "algo=fedavg", "privacy=none", "preset=smoke", f"attack=[{attack}]", "engine=serial", "model=mlp", "model.width=8",
+        "partition.clients=2", "data.limit=80", "algo.rounds=1", "audit.worlds=2", "audit.records=8", "audit.victims=1",
+    ]  # fmt: skip
+    config = compose_config("audit", expand_arguments(overrides, "audit"))
+    assert run_audit(config, tmp_path / "run", []) == 0
+    rows = {row["surface"]: row["audited"] for row in read_json(tmp_path / "run" / "findings.json")["surfaces"]}
+    assert rows["update"] is True and str(rows["counts"]).startswith("not attacked: not read")
