@@ -410,11 +410,11 @@ def _describe_attacks(state: AuditState, findings: Sequence[Finding], key: Surfa
         return f"waived: {divergence_message(progress.diverged)}"
     if why := why_not_read(tried):
         return why
-    if why := describe_unmeasured(surface, state.finished_run.experiment.plan.method, state.attacks, settings):
-        return why
     senders = {"server" if r.client == SERVER else "client" for r in progress.ledger.releases if r.surface == surface}
     if len(senders) > 1:
         return f"not attacked: no attack of this audit read what the {sender} sends of it"
+    if why := describe_unmeasured(surface, state.finished_run.experiment.plan.method, state.attacks, settings):
+        return why
     # ``check_coverage`` refuses such a run before it trains
     raise RuntimeError(f"surface {surface} was released and neither attacked nor waived")
 
