@@ -102,7 +102,8 @@ class Worlds:
     logits: (K, n, C) of the model that each replay released or that its artifact trains; blind: (n,) scores of an attack
     that never sees any artifact; labels: (n,); rounds: the signals in R rounds of the run, (K, n, R) with the same coins in
     all, the last being that of ``signals``; records: (n, c, h, w), the audited records themselves; kinds: positions (m,)
-    of audited records that were made hard to fit, by what was done to them.
+    of audited records that were made hard to fit, by what was done to them; queries: the signals of q copies of each
+    record under the transforms of the training, (K, n, q), the record as it is first: absent if nothing transforms it.
     """
 
     signals: Mapping[str, Tensor]
@@ -114,6 +115,7 @@ class Worlds:
     rounds: Mapping[str, Tensor] = field(default_factory=dict)
     records: Tensor | None = None
     kinds: Mapping[str, Tensor] = field(default_factory=dict)
+    queries: Mapping[str, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.masks.ndim != 2 or self.masks.dtype != torch.bool:
@@ -126,6 +128,11 @@ class Worlds:
         for name, value in self.rounds.items():
             if value.ndim != 3 or value.shape[:2] != self.masks.shape or not torch.isfinite(value).all():
                 raise ValueError(f"rounds of {name!r}: finite (K, n, R) for masks {tuple(self.masks.shape)} are needed")
+        for name, value in self.queries.items():
+            if value.ndim != 3 or value.shape[:2] != self.masks.shape or not torch.isfinite(value).all():
+                raise ValueError(
+                    f"queries of {name!r}: finite (K, n, q) for masks {tuple(self.masks.shape)} are needed"
+                )
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -293,14 +293,39 @@ def unreadable_finding(attack: Attack, view: View, why: str) -> Finding:
     return Finding(view.surface, attack.name, attack.family, view.adversary, measures)
 
 
+Queries = int | Literal["auto"]
+
+
+def check_queries(queries: Queries) -> None:
+    """Raises ValueError for anything but "auto" and a whole number of at least 1."""
+    if queries != "auto" and (isinstance(queries, bool) or not isinstance(queries, int) or queries < 1):
+        raise ValueError(f"queries={queries!r}: auto, or a whole number of at least 1, is needed")
+
+
+def select_queries(worlds: Worlds, name: str, queries: Queries) -> Tensor:
+    """(K, n, q): a signal of q copies of each record, the record itself first (Carlini et al. 2022, section VI-D).
+
+    "auto": as many as the worlds hold, 1 if nothing transforms records; a number: at most so many.
+    """
+    held = worlds.queries.get(name)
+    if held is None:
+        held = worlds.signals[name].unsqueeze(-1)
+    return held if queries == "auto" else held[..., :queries]
+
+
 def signal_log_odds(worlds: Worlds, name: str) -> Tensor:
-    """The signal read as log p / (1 - p), (K, n) float64: exact for "confidence", else centred by each record's median over the
-    worlds and scaled by the pooled spread first; neither looks at a mask."""
-    signal = worlds.signals[name].double()
+    """The signal read as log p / (1 - p), (K, n) float64: ``queried_log_odds`` of the record as it is."""
+    return queried_log_odds(worlds, name, 1).squeeze(-1)
+
+
+def queried_log_odds(worlds: Worlds, name: str, queries: Queries) -> Tensor:
+    """The signal of each query read as log p / (1 - p), (K, n, q) float64: exact for "confidence", else centred by each
+    record's median over the worlds and scaled by the pooled spread first; neither looks at a mask."""
+    signal = select_queries(worlds, name, queries).double()
     if name == "confidence":
         return signal
     centred = signal - signal.median(0).values
-    return centred / centred.square().mean().sqrt().clamp_min(1e-300)
+    return centred / centred.square().mean((0, 1)).sqrt().clamp_min(1e-300)
 
 
 def require_worlds(view: View) -> Worlds:

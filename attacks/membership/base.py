@@ -12,10 +12,12 @@ from torch import Tensor
 
 from attacks.membership.attack import (
     MembershipAttack,
+    Queries,
+    check_queries,
     check_shadow_signals,
+    queried_log_odds,
     require_worlds,
     score_leave_one_out,
-    signal_log_odds,
 )
 from attacks.tensors import accepts_numpy
 from attacks.types import View
@@ -48,14 +50,17 @@ class Base(MembershipAttack):
 
     temperature: float = 2.0
     online: bool = True
+    queries: Queries = "auto"
     name: ClassVar[str] = "base"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_positive(self, "temperature")
+        check_queries(self.queries)
 
     def score(self, view: View, name: str, seed: int) -> Tensor:
         worlds = require_worlds(view)
-        logp = torch.nn.functional.logsigmoid(signal_log_odds(worlds, name))
+        logp = torch.nn.functional.logsigmoid(queried_log_odds(worlds, name, self.queries))
         score = partial(base, temperature=self.temperature, online=self.online)
-        return score_leave_one_out(score, logp, worlds.masks)
+        each = [score_leave_one_out(score, one, worlds.masks) for one in logp.unbind(-1)]
+        return torch.stack(each).mean(0)

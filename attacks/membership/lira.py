@@ -16,7 +16,15 @@ from scipy.stats import t as student
 from torch import Tensor
 from torch.special import log_ndtr
 
-from attacks.membership.attack import MembershipAttack, check_shadow_signals, require_worlds, score_leave_one_out
+from attacks.membership.attack import (
+    MembershipAttack,
+    Queries,
+    check_queries,
+    check_shadow_signals,
+    require_worlds,
+    score_leave_one_out,
+    select_queries,
+)
 from attacks.tensors import accepts_numpy
 from attacks.types import View
 
@@ -197,9 +205,14 @@ class Lira(MembershipAttack):
     online: bool = True
     variance: Literal["auto", "bayes", "per_record", "pooled"] = "auto"
     centre: Literal["mean", "median"] = "mean"
+    queries: Queries = "auto"
     name: ClassVar[str] = "lira"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_queries(self.queries)
 
     def score(self, view: View, name: str, seed: int) -> Tensor:
         worlds = require_worlds(view)
         score = partial(lira, online=self.online, variance=self.variance, centre=self.centre)
-        return score_leave_one_out(score, worlds.signals[name], worlds.masks)
+        return score_leave_one_out(score, select_queries(worlds, name, self.queries), worlds.masks)

@@ -12,7 +12,14 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from attacks.membership.attack import MembershipAttack, check_shadow_signals, require_worlds, signal_log_odds
+from attacks.membership.attack import (
+    MembershipAttack,
+    Queries,
+    check_queries,
+    check_shadow_signals,
+    queried_log_odds,
+    require_worlds,
+)
 from attacks.membership.signals import logit_scaled
 from attacks.tensors import accepts_numpy
 from attacks.types import Evidence, Finding, View, Worlds
@@ -83,6 +90,7 @@ class Rmia(MembershipAttack):
     gamma: float = 1.0
     a: float = 0.3
     online: bool = True
+    queries: Queries = "auto"
     name: ClassVar[str] = "rmia"
 
     def __post_init__(self) -> None:
@@ -90,20 +98,26 @@ class Rmia(MembershipAttack):
         check_positive(self, "gamma")
         if not 0 <= self.a <= 1:
             raise ValueError(f"a={self.a!r}: a number in [0, 1] is needed")
+        check_queries(self.queries)
 
     def score(self, view: View, name: str, seed: int) -> Tensor:
         count = len(require_worlds(view).masks)
         rest = [torch.arange(count)[torch.arange(count) != k] for k in range(count)]
-        return _score_targets(view, name, rest, gamma=self.gamma, a=self.a, online=self.online)
+        return _score_targets(view, name, rest, self.queries, gamma=self.gamma, a=self.a, online=self.online)
 
 
-def _score_targets(view: View, name: str, shadows: Sequence[Tensor], **options: Any) -> Tensor:
-    """Scores (K, n): each world as the target, with the worlds at ``shadows[k]`` as its shadow models."""
+def _score_targets(view: View, name: str, shadows: Sequence[Tensor], queries: Queries, **options: Any) -> Tensor:
+    """Scores (K, n): each world as the target, with the worlds at ``shadows[k]`` as its shadow models.
+
+    Of several queries: the geometric mean of their scores, which for ratios is the mean of their logarithms.
+    """
     masks, public = require_worlds(view).masks, _public_probs(view, name)
-    probs, scores = signal_log_odds(require_worlds(view), name).sigmoid(), []
+    probs = queried_log_odds(require_worlds(view), name, queries).sigmoid()
+    scores = []
     for k, chosen in enumerate(shadows):
         z: dict[str, Any] = {} if public is None else {"z_probs": public[chosen], "z_target": public[k]}
-        scores.append(rmia(probs[chosen], masks[chosen], probs[k], **z, **options))
+        each = [rmia(one[chosen], masks[chosen], one[k], **z, **options) for one in probs.unbind(-1)]
+        scores.append(torch.stack(each).clamp_min(MIN_PROBABILITY).log().mean(0).exp() if len(each) > 1 else each[0])
     return torch.stack(scores)
 
 
@@ -126,6 +140,7 @@ class OfflineRmia(MembershipAttack):
     shadows: int = 4
     gamma: float = 1.0
     a: float = 0.3
+    queries: Queries = "auto"
     name: ClassVar[str] = "rmia_offline"
 
     def __post_init__(self) -> None:
@@ -134,11 +149,12 @@ class OfflineRmia(MembershipAttack):
         check_positive(self, "gamma")
         if not 0 <= self.a <= 1:
             raise ValueError(f"a={self.a!r}: a number in [0, 1] is needed")
+        check_queries(self.queries)
 
     def score(self, view: View, name: str, seed: int) -> Tensor:
         count = len(require_worlds(view).masks)
         chosen = [shadow_indices(k, count, self.shadows) for k in range(count)]
-        return _score_targets(view, name, chosen, gamma=self.gamma, a=self.a, online=False)
+        return _score_targets(view, name, chosen, self.queries, gamma=self.gamma, a=self.a, online=False)
 
     def _add_details(self, finding: Finding, evidence: Evidence, worlds: Worlds) -> Finding:
         return finding.with_measures(diagnostics={"shadow_models": min(self.shadows, len(worlds.masks) - 1)})

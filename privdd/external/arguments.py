@@ -13,7 +13,7 @@ TARGET_PREFIX = "target."
 FILE_KEYS = ("weights", "train", "heldout", "synthetic", "updates")
 SGD_SETTINGS = ("lr", "steps", "batch", "momentum")  # how plain SGD trained
 KEYS_BY_KIND = {  # what a target of each kind reads beside train, heldout and records
-    "model": ("model", "args", "weights", "training", "shadows", *SGD_SETTINGS),
+    "model": ("model", "args", "weights", "training", "shadows", "transform", "queries", *SGD_SETTINGS),
     "synthetic": ("synthetic", "args", "generator", "shadows"),
     "updates": ("model", "args", "weights", "training", "shadows", "updates", "kind", "client", *SGD_SETTINGS),
     "recording": ("model", "args"),  # the client is chosen before
@@ -41,6 +41,8 @@ TARGET = Command(
         _target_key("train", read_quoted, "FILE", ".npz with x (n, ...) and y (n,): the training records; target.heldout: others of the same kind"),
         _target_key("heldout", read_quoted),
         _target_key("training", read_quoted, "NAME", "function (x, y, seed) -> model: shadow models are trained (target.shadows=64); or sgd: the same network from new first values, by target.lr= target.steps= target.batch= target.momentum="),
+        _target_key("transform", read_quoted, "NAME", "function (x, seed) -> x, as training transforms a batch (crop, flip): shadow models are asked about target.queries=18 copies of each record, the record among them"),
+        _target_key("queries", read_count(1)),
         *(_target_key(name, read_literal) for name in SGD_SETTINGS),
         _target_key("shadows", read_count()),
         _target_key("synthetic", read_quoted, "FILE", ".npz of a synthetic set instead of a model"),

@@ -175,14 +175,19 @@ def _draw_coins(count: int, most: int, generator: torch.Generator) -> Tensor:
 def view_of_outputs(
     surface: Surface, adversary: Adversary, game: CoinGame, logits: Tensor, classes: int, delta: float, keys: Keys
 ) -> View:
-    """Logits (K, n + m, C) of the models of a game, for audited records and reference ones, as an adversary sees them."""
+    """Logits (K, n + m + (q - 1) n, C) of the models of a game, as an adversary sees them: for audited records, reference ones
+    and, copy after copy, further queries of the audited ones."""
     records, x, public = game.records, game.records.x, game.reference.x
     if records.has_gaps or game.reference.has_gaps:
         x, public = fill_gaps(x, public)
-    own, theirs = logits[:, : len(records)], logits[:, len(records) :]
+    own, theirs, copies = logits.split([len(records), len(public), logits.shape[1] - len(records) - len(public)], 1)
     blind = blind_record_scores(x, records.y, game.member_mask, keys.fold("blind").torch())
     signals = {"confidence": logit_scaled(own, records.y)}
-    worlds = Worlds(signals, game.masks, blind, records.y, own, theirs, records=x.double())
+    queries = {}
+    if copies.shape[1]:
+        asked = [own, *copies.split(len(records), 1)]
+        queries = {"confidence": torch.stack([logit_scaled(one, records.y) for one in asked], -1)}
+    worlds = Worlds(signals, game.masks, blind, records.y, own, theirs, records=x.double(), queries=queries)
     known = Knowledge((1, 1, 1), classes, public.double(), game.reference.y, settings={"delta": delta})
     return View(surface, adversary, (), known, worlds)
 

@@ -49,16 +49,21 @@ def audit_model(
     name: str = "model",
     out: Path | str | None = None,
     engine: Engine | None = None,
+    transform: Callable[..., Any] | None = None,
+    queries: int = 18,
 ) -> Findings:
     """Membership of a trained model's records -> what findings.json holds; the page lies in ``out``.
 
     model: a torch module, a scikit-learn estimator, or a function of records (see ``external.predictor``); train,
     heldout: (x, y), x (n, ...) of any shape and y (n,) labels from 0, NumPy or torch, drawn from one distribution;
     fit: (x, y, seed) -> model, trained as this one was: with it, ``shadows`` models give each record its own scale
-    (LiRA, RMIA); stated: {"epsilon": 3, "delta": 1e-5, "relation": "add_remove", "unit": "record"}, which a bound above
+    (LiRA, RMIA); transform: (x, seed) -> x, as that training transforms a batch, if it does: these attacks then ask about
+    ``queries`` copies of each record, the record among them; stated: {"epsilon": 3, "delta": 1e-5, "relation": "add_remove", "unit": "record"}, which a bound above
     it contradicts. Raises ValueError, one line, for what cannot be audited.
     """
-    settings = ExternalAuditSettings(seed, records, shadows, engine=engine or Engine())
+    settings = ExternalAuditSettings(
+        seed, records, shadows, engine=engine or Engine(), transform=transform, queries=queries
+    )
     return _audit_arrays(audit_trained_model, model, train, heldout, fit, stated, settings, name, out)
 
 
@@ -190,6 +195,6 @@ def audit_settings(typed: TargetArguments, **usual: int) -> ExternalAuditSetting
     if typed.get("engine.workers") is not None:
         engine["workers"] = typed.get("engine.workers")
     given: dict[str, Any] = {name: typed.get(name) for name in ("seed", "confidence")}
-    given |= {name: typed.get(TARGET_PREFIX + name) for name in ("records", "shadows")}
+    given |= {name: typed.get(TARGET_PREFIX + name) for name in ("records", "shadows", "transform", "queries")}
     known = {name: value for name, value in given.items() if value is not None}
     return ExternalAuditSettings(**(usual | known), engine=Engine(**engine))

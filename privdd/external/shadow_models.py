@@ -43,15 +43,47 @@ class ShadowModelTask:
 
 
 def shadow_outputs(
-    fit: TrainingFunction, key: str, game: CoinGame, names: NDArray[Any], keys: Keys, engine: Engine
+    fit: TrainingFunction, key: str, game: CoinGame, asked: Tensor, names: NDArray[Any], keys: Keys, engine: Engine
 ) -> tuple[Tensor, bool]:
-    """(K - 1, n + m, C) outputs of the shadow models for audited and reference records, and whether training drew from
-    torch's global generator. Raises BadConfig, naming ``key``, where the function fails or gives no model."""
-    asked = torch.cat([game.records.x, game.reference.x.to(game.records.x.dtype)])
+    """(K - 1, a, C) outputs of the shadow models for ``asked`` (a, ...), and whether training drew from torch's global
+    generator. Raises BadConfig, naming ``key``, where the function fails or gives no model."""
     seeds = enumerate(draw_shadow_seeds(game, keys), 1)
     tasks = [ShadowModelTask(fit, key, game.shadow_set(k), seed, asked, names) for k, seed in seeds]
     outputs, drew = run_tasks(train_shadow_model, tasks, "train shadow models", engine)
     return torch.stack(outputs), drew
+
+
+TRANSFORM_KEY = "target.transform"
+
+
+def transformed_copies(
+    transform: TrainingFunction | None, records: LabelledRecords, queries: int, keys: Keys
+) -> list[Tensor]:
+    """queries - 1 copies of the records (n, ...) under draws of the owner's transform; none without one.
+
+    transform: (x, seed) -> x, as training transforms a batch. Raises BadConfig, one line, for what it raises and for
+    copies of another shape or with numbers that are not finite.
+    """
+    if transform is None:
+        return []
+    function = load_target(transform, TRANSFORM_KEY) if isinstance(transform, str) else transform
+    found = []
+    for at in range(1, queries):
+        try:
+            made = function(
+                records.form.original_rows(records.x.clone()), keys.fold("queries", at).integer() % MAX_SEED
+            )
+            copy_of_records = torch.as_tensor(made).to(records.x.dtype)
+        except Exception as error:  # whatever the function raises
+            said = " ".join(str(error).split())[:200]
+            raise BadConfig(
+                f"{TRANSFORM_KEY}: failed on {len(records)} records: {type(error).__name__}: {said}"
+            ) from error
+        if copy_of_records.shape != records.x.shape or not torch.isfinite(copy_of_records.double()).all():
+            said = f"gives {tuple(copy_of_records.shape)}; finite numbers {tuple(records.x.shape)}, one copy a record, are needed"
+            raise BadConfig(f"{TRANSFORM_KEY}: {said}")
+        found.append(copy_of_records)
+    return found
 
 
 def draw_shadow_seeds(game: CoinGame, keys: Keys) -> list[int]:

@@ -27,7 +27,7 @@ from privdd.external import membership_game as games
 from privdd.external.predictor import OUTPUT_KINDS, Predictor, build_predictor, resolve_classes
 from privdd.external.records import LabelledRecords, check_same_shape
 from privdd.external.run_folder import ExternalAudit, HeldArtifact, StatedLimit
-from privdd.external.shadow_models import TrainingFunction, shadow_outputs
+from privdd.external.shadow_models import TrainingFunction, shadow_outputs, transformed_copies
 from privdd.runtime.engine import Engine
 
 
@@ -83,16 +83,19 @@ GLOBAL_DRAWS = "the training function draws from torch's global generator: anoth
 
 @dataclass(frozen=True)
 class ExternalAuditSettings:
-    """records: audited at most; shadows: models that are trained where a training function is given, 0 = none."""
+    """records: audited at most; shadows: models that are trained where a training function is given, 0 = none; transform:
+    (x, seed) -> x, as training transforms a batch, or its name; queries: copies of a record that are then asked about."""
 
     seed: int = 0
     records: int = 10_000
     shadows: int = 64
     confidence: float = 0.95
     engine: Engine = Engine()
+    transform: TrainingFunction | None = None
+    queries: int = 18
 
     def __post_init__(self) -> None:
-        for name, least in (("records", 8), ("shadows", 0)):
+        for name, least in (("records", 8), ("shadows", 0), ("queries", 1)):
             value = check_integer(f"target.{name}", getattr(self, name), least, most=MAX_COUNT)
             object.__setattr__(self, name, value)  # 12.0 is 12
         if self.shadows == 1:
@@ -119,7 +122,9 @@ def audit_trained_model(
     keys = Keys(settings.seed).fold("target")
     shadows = settings.shadows if fit is not None else 0
     game = games.draw_coin_game(train, heldout, settings.records, shadows, keys)
-    logits, drew = _model_outputs(predict, fit, game, names, keys, settings.engine)
+    copies = transformed_copies(settings.transform if shadows else None, game.records, settings.queries, keys)
+    asked = torch.cat([game.records.x, game.reference.x.to(game.records.x.dtype), *copies])
+    logits, drew = _model_outputs(predict, fit, game, asked, names, keys, settings.engine)
     trained = time.monotonic()
     attacks = _model_attacks(predict, game, classes, shadows, settings.confidence)
     missing = {} if shadows else dict.fromkeys(SHADOW_ATTACKS, NO_TRAINING)
@@ -132,6 +137,8 @@ def audit_trained_model(
     right = (_accuracy_of(predict, train.select_rows(at), classes), _accuracy_of(predict, heldout, classes))
     read = OUTPUT_KINDS[predict.reading]
     told += [f"The model's outputs were read as {read}."] if predict.reading in GUESSED_KINDS else []
+    if copies:
+        told.append(f"Each record was asked about as it is and in {len(copies)} copies under the training's transform.")
     facts = games.target_facts(
         "model", train, heldout, game, judged, right, [*about.get("notes", []), *told], outputs=read
     )
@@ -150,15 +157,16 @@ def _model_outputs(
     predict: Predictor,
     fit: TrainingFunction | None,
     game: games.CoinGame,
+    asked: Tensor,
     names: NDArray[Any],
     keys: Keys,
     engine: Engine,
 ) -> tuple[Tensor, bool]:
-    """(K, n + m, C) outputs for audited and reference records, the target's first; see ``shadow_outputs``."""
-    own = predict(torch.cat([game.records.x, game.reference.x.to(game.records.x.dtype)]), len(names))[None]
+    """(K, a, C) outputs for ``asked`` (a, ...), the target's first; see ``shadow_outputs``."""
+    own = predict(asked, len(names))[None]
     if fit is None or len(game.masks) == 1:
         return own, False
-    others, drew = shadow_outputs(fit, "target.training", game, names, keys, engine)
+    others, drew = shadow_outputs(fit, "target.training", game, asked, names, keys, engine)
     if others.shape[1:] != own.shape[1:]:
         raise BadConfig(f"target.training: gives models of {others.shape[2]} classes, target.model has {own.shape[2]}")
     return torch.cat([own, others]), drew

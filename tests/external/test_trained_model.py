@@ -134,7 +134,8 @@ def test_shadow_models_get_their_world_and_their_seed() -> None:
 
     from privdd.runtime.engine import Engine
 
-    found, drew = shadow_outputs(fit, "fit", game, np.arange(3), Keys(5), Engine())
+    questions = torch.cat([game.records.x, game.reference.x])
+    found, drew = shadow_outputs(fit, "fit", game, questions, np.arange(3), Keys(5), Engine())
     assert found.shape == (3, 40 + len(game.reference), 3) and not drew
     for world, (x, seed) in enumerate(asked, 1):
         assert len(x) == len(game.rest) + int(game.masks[world].sum())
@@ -173,3 +174,36 @@ def test_label_queries_ask_of_noised_copies() -> None:
 def test_only_members_are_called_exposed() -> None:
     scores, member = torch.tensor([5.0, 9.0, 7.0, 1.0]), torch.tensor([True, False, True, True])
     assert most_exposed_rows(scores, member, torch.tensor([10, 11, 12, 13])) == [12, 10, 13]
+
+
+def blurred(x: np.ndarray, seed: int) -> np.ndarray:
+    """Each record with noise of its own, as a training that augments sees it."""
+    return x + np.random.default_rng(seed).normal(size=x.shape).astype(x.dtype)
+
+
+def test_queries_are_the_record_and_copies_under_the_training_s_transform(tmp_path: Path) -> None:
+    """Each shadow model and the target are asked about the same copies; the first query is the record itself."""
+    asked: list[np.ndarray] = []
+
+    class Listener(DecisionTreeClassifier):
+        def predict_proba(self, x):
+            asked.append(np.asarray(x))
+            return super().predict_proba(x)
+
+    def fit(x, y, seed):
+        return Listener(random_state=seed).fit(x, y)
+
+    audit = dict(train=TRAIN, heldout=HELDOUT, fit=fit, shadows=4, records=40, transform=blurred, queries=5)
+    found = audit_model(fit(*TRAIN, 0), **audit, out=tmp_path / "run")
+    assert any("4 copies" in note for note in found.target.notes)  # type: ignore[union-attr]
+    count = row(found, "lira").n
+    assert count is not None
+    lengths = [len(part) for part in asked]
+    each = [part for part in asked if len(part) > 5 * count and lengths.count(len(part)) == 5]  # the target and 4 others
+    assert len(each) == 5 and all(np.array_equal(part, each[0]) for part in each)
+    own, copies = each[0][:count], each[0][-4 * count :].reshape(4, count, -1)
+    assert all(0.5 < np.abs(copy - own).mean() < 1.2 for copy in copies)  # mean of |N(0, 1)| is .8
+    with pytest.raises(ValueError, match=r"target.transform: gives \(1,"):
+        audit_model(fit(*TRAIN, 0), **{**audit, "transform": lambda x, seed: x[:1]}, out=tmp_path / "short")
+    with pytest.raises(ValueError, match=r"target.transform: failed on .* KeyError"):
+        audit_model(fit(*TRAIN, 0), **{**audit, "transform": lambda x, seed: {}["a"]}, out=tmp_path / "failing")

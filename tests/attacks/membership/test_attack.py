@@ -26,7 +26,7 @@ from attacks.membership.attack import (
 from attacks.membership.base import Base
 from attacks.membership.density import GradientDensity, density_ratio
 from attacks.membership.lira import Lira
-from attacks.membership.rmia import Rmia
+from attacks.membership.rmia import OfflineRmia, Rmia
 from attacks.membership.shadow_classifier import ShadowClassifier, shadow_classifier
 from attacks.membership.threshold import LossThreshold
 from attacks.types import Adversary, Attack, Knowledge, Surface, Truth, View, Worlds
@@ -374,3 +374,26 @@ def test_a_record_that_is_named_in_or_out_is_counted_in_both():
     (one,) = [one for one in measure_worst_records(scores, masks)["records"] if one["record"] == 7]
     assert one["hits"] == int((loud & masks[:, 7]).sum()) and one["wrong"] == int((loud & ~masks[:, 7]).sum())
     assert one["trials"] + one["out"] == 400
+
+
+QUERYING = [Lira, Rmia, OfflineRmia, Base]
+
+
+@pytest.mark.parametrize("attack", QUERYING, ids=lambda a: a.name)
+def test_more_queries_say_more_and_one_is_the_record_itself(attack):
+    rng = np.random.default_rng(3)
+    plain = worlds(24, 120, gap=0.7)
+    more = plain.signals["confidence"].unsqueeze(-1) + torch.from_numpy(rng.normal(size=(24, 120, 9)))
+    more[..., 1:] += 1.0 * plain.masks.unsqueeze(-1)
+    more[..., 0] = plain.signals["confidence"]
+    asked = replace(plain, queries={"confidence": more})
+    areas = {}
+    for queries in ("auto", 9, 3, 1):
+        areas[queries] = audit(attack(queries=queries), asked).measures["auc"]
+    assert areas["auto"] == areas[9] > areas[3] > areas[1]
+    assert areas[1] == audit(attack(), plain).measures["auc"]
+    for wrong in (0, True, 1.5, "all"):
+        with pytest.raises(ValueError, match="queries="):
+            attack(queries=wrong)
+    with pytest.raises(ValueError, match=r"\(K, n, q\)"):
+        replace(plain, queries={"confidence": more[:3]})
