@@ -78,12 +78,13 @@ class StatedLimit:
             return []
         epsilon, delta = self.exchange_limit()
         why = "nothing here shows how it was derived; only attacks were run"
-        if self.relation != "replace":
-            why = (
-                f"stated is epsilon = {self.epsilon:g} at delta = {self.delta:g} for one {self.unit} "
-                f"({self.relation}); one record exchanged for another is two such steps; {why}"
-            )
-        return [{"source": STATED_BY, "epsilon": epsilon, "delta": delta, "sound": False, "why": why}]
+        entry = {"source": STATED_BY, "epsilon": epsilon, "delta": delta, "sound": False}
+        if self.relation == "replace":
+            return [{**entry, "why": why}]
+        typed = {"epsilon": self.epsilon, "delta": self.delta, "relation": self.relation}
+        stated = f"stated is epsilon = {self.epsilon:g} at delta = {self.delta:g} for one {self.unit} ({self.relation})"
+        steps = "one record exchanged for another is two such steps"
+        return [{**entry, "typed": typed, "why": f"{stated}; {steps}; {why}"}]
 
 
 def parse_stated_limit(given: Mapping[str, Any]) -> StatedLimit:

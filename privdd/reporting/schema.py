@@ -122,8 +122,17 @@ class EpsilonPair(Part):
         return min(self.pld, self.rdp)
 
 
+class TypedLimit(Part):
+    """A limit as somebody typed it, before it was converted into that of the run's own relation."""
+
+    epsilon: Epsilon
+    delta: Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)]
+    relation: Text
+
+
 class ClaimRow(Part):
-    """epsilon: "no number" where the paper fixes it only up to constants, or says it in words."""
+    """epsilon: "no number" where the paper fixes it only up to constants, or says it in words. typed: what it was converted
+    from."""
 
     source: Text
     epsilon: Epsilon | Literal["no number"]
@@ -133,6 +142,7 @@ class ClaimRow(Part):
     choices: list[Text] = Field(default_factory=list)
     neighbours: Text | None = None
     tested_by: list[Text] = Field(default_factory=list)
+    typed: TypedLimit | None = None
 
     @property
     def number(self) -> float | None:

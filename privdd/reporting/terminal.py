@@ -121,7 +121,7 @@ def _epsilon_answer(findings: Findings, claim: ClaimRow | None, word: str, shown
             return "an epsilon that is stated does not hold" if broken else "no epsilon is stated, and none is proven"
         return f"epsilon {format_number(proven)} {'does not hold' if broken else f'is proven, and {tested}'}"
     at = "" if claim.delta in (None, privacy.delta) else f" at delta {format_number(claim.delta)}"
-    head = f"epsilon {format_number(claim.number)}{at} ({word})"
+    head = wording.typed_limit_text(claim) or f"epsilon {format_number(claim.number)}{at} ({word})"
     if broken:
         return f"{head} does not hold"
     if exceeds:
@@ -155,8 +155,9 @@ def _summary_table(findings: Findings) -> Table:
     table.add_column("verdict", no_wrap=True)
     for line in summary.surface_lines(findings):
         worst = "; ".join(line.worst) or (line.row.audited if isinstance(line.row.audited, str) else wording.NONE)
-        epsilons = (format_number(v) for v in (line.stated, line.accounted, line.measured))
-        cells = (line.row.surface, wording.mechanism_title(line.row.mechanism), *epsilons, worst)
+        stated = wording.stated_cell(line.stated, findings.privacy.claims)
+        bounds = (format_number(v) for v in (line.accounted, line.measured))
+        cells = (line.row.surface, wording.mechanism_title(line.row.mechanism), stated, *bounds, worst)
         pale = summary.is_weak_limit(line.verdict, findings, line.accounted)
         verdict = Text(wording.VERDICT[line.verdict].lower(), style="yellow" if pale else STYLE[line.verdict])
         table.add_row(*(Text(str(cell)) for cell in cells), verdict)

@@ -6,7 +6,17 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from attacks.images import MAX_PSNR
-from privdd.reporting.schema import UNLISTED, FindingRow, Findings, NoiseRow, Privacy, SurfaceRow, Utility, Verdict
+from privdd.reporting.schema import (
+    UNLISTED,
+    ClaimRow,
+    FindingRow,
+    Findings,
+    NoiseRow,
+    Privacy,
+    SurfaceRow,
+    Utility,
+    Verdict,
+)
 
 NONE, NBSP = "–", "\u00a0"
 ACRONYMS = {
@@ -37,6 +47,25 @@ def format_number(value: float | None, digits: int = 3) -> str:
     if value != 0 and (abs(value) >= 1e5 or abs(value) < 1e-3):
         return f"{value:.1e}".replace(".0e", "e").replace("e-0", "e-").replace("e+0", "e")
     return f"{value:.{digits}g}" if abs(value) < 1000 else f"{value:,.0f}".replace(",", NBSP)
+
+
+def typed_limit_text(claim: ClaimRow) -> str:
+    """``epsilon 3 at delta 1e-5 (stated, add/remove; 6 at 2.11e-4 for an exchange)``; "" of a claim that was not converted."""
+    if claim.typed is None or claim.delta is None:
+        return ""
+    typed = claim.typed
+    relation = typed.relation.replace("add_remove", "add/remove").replace("_", "-")
+    exchange = f"{format_number(claim.number)} at {format_number(claim.delta)} for an exchange"
+    return (
+        f"epsilon {format_number(typed.epsilon)} at delta {format_number(typed.delta)} (stated, {relation}; {exchange})"
+    )
+
+
+def stated_cell(stated: float | None, claims: Sequence[ClaimRow]) -> str:
+    """The number that the run is held to; before it the one that was typed, where it was converted."""
+    typed = [claim.typed for claim in claims if claim.typed is not None and claim.number == stated]
+    held_to = format_number(stated)
+    return f"{format_number(typed[0].epsilon)} ({held_to})" if typed else held_to
 
 
 def format_share(value: float | None) -> str:

@@ -78,6 +78,9 @@ def typed(*more: str) -> list[str]:
     return ["run=run", f"target.model={__file__}:net", "target.train=train.npz", "target.heldout=out.npz", *more]
 
 
+STATED = ("stated.epsilon=8", "stated.delta=1e-5", "stated.relation=add_remove")
+
+
 def asked(argv: list[str], monkeypatch: pytest.MonkeyPatch) -> int:
     monkeypatch.setattr(sys, "argv", ["privdd-audit", *argv])
     return cli.main("audit", lambda *a: 77)
@@ -89,9 +92,10 @@ def measured(folder: Path) -> dict[tuple[str, str], dict[str, Any]]:
 
 def test_a_leaking_client_is_found_out_and_the_folder_agrees_with_itself(here: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     federation(here / "run", records(1))
-    assert asked(typed("target.client=5", "out=audit", "stated.epsilon=40", "fail_on.auc=0.6"), monkeypatch) == 3
+    assert asked(typed("target.client=5", "out=audit", *STATED, "fail_on.auc=0.6"), monkeypatch) == 3
     first, *_, last = capsys.readouterr().out.splitlines()
-    assert first.startswith("epsilon 40 (stated) is not contradicted, and not proven either: shown at least ")
+    answer = "epsilon 8 at delta 1e-5 (stated, add/remove; 16 at 0.0298 for an exchange) is not contradicted, and not proven either"
+    assert first.startswith(f"{answer}: shown at least ")
     assert last.startswith("policy: broken: auc: AUC of membership: between 0.")
     found = measured(here / "audit")
     assert set(found) == {("update", a) for a in ("loss_threshold", "tracing", "quantile_regression")} | {

@@ -9,6 +9,8 @@ import pytest
 
 from privdd.core.validation import BadConfig
 from privdd.external.run_folder import StatedLimit, parse_stated_limit
+from privdd.reporting import wording
+from privdd.reporting.schema import ClaimRow
 
 
 def test_an_exchange_is_two_steps_of_adding_and_removing() -> None:
@@ -19,6 +21,16 @@ def test_an_exchange_is_two_steps_of_adding_and_removing() -> None:
     assert parse_stated_limit({}).exchange_limit() == (math.inf, 1e-5) and parse_stated_limit({}).claim_entries() == []
     (claim,) = parse_stated_limit({"epsilon": 1, "relation": "add_remove", "unit": "client"}).claim_entries()
     assert claim["epsilon"] == 2 and "one client (add_remove)" in claim["why"] and not claim["sound"]
+
+
+def test_a_limit_is_repeated_as_it_was_typed_beside_what_it_was_converted_to() -> None:
+    for relation, words, cell in (
+        ("add_remove", "epsilon 3 at delta 1e-5 (stated, add/remove; 6 at 2.1e-4 for an exchange)", "3 (6)"),
+        ("replace", "", "3"),
+    ):
+        rows = [ClaimRow(**claim) for claim in StatedLimit(3.0, 1e-5, relation).claim_entries()]
+        assert wording.typed_limit_text(rows[0]) == words and wording.stated_cell(rows[0].number, rows) == cell
+    assert wording.stated_cell(None, rows) == wording.NONE
 
 
 def test_a_group_of_two_by_brute_force() -> None:
