@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 EXIT_REFUTED = 2
+EXIT_UNDECIDED = 4
+HUNDREDTHS = 100
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -24,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run_command(argv: Sequence[str]) -> int:
-    from privdd.blackbox.runner import CHECK, check_request, named_target, run_check, stage_count
+    from privdd.blackbox.runner import CHECK, check_request, named_target, run_check
     from privdd.blackbox.target import add_search_folder
     from privdd.blackbox.verdict import judge_check, write_check_page
     from privdd.core.validation import BadConfig, values_below
@@ -42,16 +44,27 @@ def _run_command(argv: Sequence[str]) -> int:
     if what != "mechanism":
         return _check_plugin(what, name, values_below(given, "args"))
     policy, request = limits.policy_of_arguments(given), check_request(given, adapt_component)
-    with show_progress(f"check {name}", stage_count(request.record)) as bar:
-        result = run_check(request, lambda name: bar.advance(name), shlex.join(["python", "-m", "privdd.check", *argv]))
+    with show_progress(f"check {name}", HUNDREDTHS) as bar:
+
+        def show_step(stage: str, share: float) -> None:
+            """Of the calls; the last hundredth is the answer."""
+            bar.advance(stage, max(0, min(int(HUNDREDTHS * share), HUNDREDTHS - 1) - bar.done))
+
+        result = run_check(request, show_step, shlex.join(["python", "-m", "privdd.check", *argv]))
+        page = write_check_page(result, Path(given["out"])) if "out" in given else None
+        bar.advance(by=HUNDREDTHS - bar.done)
     print(result.says)
-    if "out" in given:
-        print(write_check_page(result, Path(given["out"])))
+    if page is not None:
+        print(page)
         if result.case is not None:
             print(f"{Path(given['out']) / 'reproduce.py'}: shows it without privdd")
     broken = policy is not None and limits.report_limits(policy, judge_check(policy, result), sys.stdout)
     sys.stdout.flush()
-    return EXIT_REFUTED if result.refuted else limits.EXIT_BROKEN if broken else 0
+    if result.refuted:
+        return EXIT_REFUTED
+    if broken:
+        return limits.EXIT_BROKEN
+    return EXIT_UNDECIDED if result.is_undecided else 0
 
 
 def _check_components(given: Mapping[str, Any]) -> int:

@@ -18,6 +18,7 @@ from scipy import stats
 
 from attacks.epsilon import best_threshold, from_scores
 from attacks.statistics import lowest_set_bits, shared_confidence
+from privdd.blackbox.dependence import DependenceStage
 from privdd.blackbox.distinguishers import bound_by_distinguishing
 from privdd.blackbox.inputs import (
     InputShapes,
@@ -42,6 +43,7 @@ from privdd.blackbox.mechanism import (
     CheckedClaim,
     Data,
     InputRefused,
+    OutOfCalls,
     OutOfShares,
     OutOfTime,
     PairSample,
@@ -57,15 +59,14 @@ from privdd.blackbox.noise_laws import (
     sampled_epsilon,
     tail_epsilon,
 )
-from privdd.blackbox.replays import ReplayStage
 from privdd.blackbox.stages import FEWEST, IdentificationStages, LawConfirmation, NoiseTailStage, UnevenNoiseStage
-from privdd.blackbox.verdict import CURSORY, MADE, SPENT, ExactEpsilon, ExaminationResult, SingleTestResult
+from privdd.blackbox.verdict import CALLS_SPENT, CURSORY, MADE, SPENT, ExaminationResult, SingleTestResult
 from privdd.privacy.accounting import bound_batch_epsilon
 
 FINITE = 1e300
 DEPTHS = (1000, 6000, 40_000)
 ALL_LEFT = 400_000
-SHARES = {DEPTHS[-1]: 0.25, ALL_LEFT: 0.8}  # of the time and the calls that are left
+SHARES = {DEPTHS[-1]: 0.25, ALL_LEFT: 0.8}  # of the calls that are left
 USUAL = 0.15  # the share for other depths
 FIRST_LOOKS = 0.3  # the share for the first looks at the best pairs, together
 SLOW = 0.7  # the share for the best pair of a mechanism whose calls are too few for those
@@ -73,17 +74,19 @@ LEARN = 20_000  # transcripts a side, at most; rare events show in many only
 KEEP = 12
 NAMED = 3  # pairs with rare names that are looked at beside the first
 SAME_SEEDS = "two instances, made alike, add the same noise: whoever knows the code subtracts it"
-STAGES = ("first calls", "replays", "search", "directions", "numbers without noise", "conditions", "closer looks")
+STAGES = (
+    "first calls", "replays", "what depends on the record", "search", "directions", "numbers without noise", "conditions",
+    "closer looks",
+)  # fmt: skip
 
 
 @dataclass
-class Examination(ReplayStage, IdentificationStages, UnevenNoiseStage, NoiseTailStage, LawConfirmation):
+class Examination(DependenceStage, IdentificationStages, UnevenNoiseStage, NoiseTailStage, LawConfirmation):
     """One mechanism against one statement."""
 
     names: ClassVar[tuple[str, ...]] = STAGES
     ranked: list[RankedPair] = field(default_factory=list)
     refused: list[NeighbouringInputs] = field(default_factory=list)  # of finite numbers
-    _best: float = 0.0
     _embedded: bool = False
     _bound: float = 0.0  # the largest for any mechanism, of the pair ``_nearest`` to a refutation
     _top: float = 0.0  # the largest of all, of the pair ``_foremost``
@@ -93,20 +96,26 @@ class Examination(ReplayStage, IdentificationStages, UnevenNoiseStage, NoiseTail
         """Every stage, or as many as the budget pays for."""
         try:
             for name, stage in zip(self.names, self._stages()):
-                if any(look.strength == "certain" and look.outcome == "refuted" for look in self.result.looks):
+                if any(look.outcome == "refuted" and math.isinf(look.epsilon) for look in self.result.looks):
                     break  # no number makes it worse
                 self.step(name)
                 stage()
         except OutOfShares:
-            self.result.notes.append(f"{MADE} in the stage {name!r}; what follows it was not looked at")
+            self._break_off(MADE, name)
+        except OutOfCalls:
+            self._break_off(CALLS_SPENT, name)
         except OutOfTime:
-            self.result.notes.append(f"{SPENT} in the stage {name!r}; what follows it was not looked at")
+            self._break_off(SPENT, name)
         return self.result
+
+    def _break_off(self, reason: str, stage: str) -> None:
+        self.result.undecided.append(f"{reason} in the stage {stage!r}; what follows it was not looked at")
 
     def _stages(self) -> tuple[Callable[[], None], ...]:
         return (
             self._examine_first_calls,
             self.replay_neighbours,
+            self.examine_dependence,
             self._search_neighbours,
             self.examine_directions,
             self.examine_noiseless_numbers,
@@ -142,9 +151,10 @@ class Examination(ReplayStage, IdentificationStages, UnevenNoiseStage, NoiseTail
             self.result.notes.append(f"{refused}, the first with: {refusals[0][1]}")
         self.refused = [pair for pair, _ in refusals if is_quiet(pair.present, FINITE)]
         top = self.ranked[0].score
-        self.ranked = [RankedPair(pair, top) for pair in self.shifted] + self.ranked
+        replayed = list({id(pair): pair for pair in [*self.shifted, *self.dependent_pairs()]}.values())
+        self.ranked = [RankedPair(pair, top) for pair in replayed] + self.ranked
         self._nearest = self._foremost = self.ranked[0].pair
-        foremost = self.ranked[: 2 + len(self.shifted)]
+        foremost = self.ranked[: 2 + len(replayed)]
         # numbers rank pairs; a name that only the record brings may be rare beside them
         named = [one for one in rank_by_odds(self.ranked) if one.mixed and one not in foremost][:NAMED]
         for one in [*foremost, *named]:
@@ -285,13 +295,14 @@ class Examination(ReplayStage, IdentificationStages, UnevenNoiseStage, NoiseTail
         if moved.epsilon and not held(moved.law, moved.epsilon, exact=moved.exact):
             moved = ShiftBound("other", moved.mu, 0.0, 0.0, 0.0, moved.transcripts)
         if around == self.stated_calls:
-            self._keep_shift(moved, pair)
+            self.keep_shift(moved, pair)
             self._note_foremost(pair, moved.epsilon)
         says = f"the record shifts the release by {moved.mu:.3g} times its {moved.law} noise"
         if moved.exact:
             says += f", exactly: epsilon is {moved.about:.4g} by this law and this shift"
         name = f"{name}, noise law"
-        self._add_result(name, moved.epsilon, "noise_law", says, pair.says, exact=moved.exact, mu=moved.mu)
+        trusts = {"exact": moved.exact, "law": moved.law}
+        self._add_result(name, moved.epsilon, "noise_law", says, pair.says, **trusts, mu=moved.mu)
 
     def find_counterexample(self) -> tuple[str, list[Data], list[Data]] | None:
         """(words, calls with the record, calls without it) of the neighbours on which most was shown; None where none were judged."""
@@ -305,24 +316,6 @@ class Examination(ReplayStage, IdentificationStages, UnevenNoiseStage, NoiseTail
     def _note_foremost(self, pair: NeighbouringInputs, epsilon: float) -> None:
         if epsilon > self._top:
             self._top, self._foremost = epsilon, pair
-
-    def _keep_shift(self, moved: ShiftBound, pair: NeighbouringInputs) -> None:
-        calls = self.stated.calls
-        if moved.law == "other":
-            return
-        if self.result.kappa is None or moved.epsilon > self._best:
-            self._best = moved.epsilon  # the best guess is that of the best bound: the largest guess is a lucky one
-            of_laplace = moved.about / max(self.stated.epsilon, 1e-12)  # its epsilon grows with the shift
-            of_gaussian = moved.mu / (self.stated.gaussian_mu_per_call * calls**0.5)
-            self.result.kappa = of_gaussian if moved.law.endswith("gaussian") else of_laplace
-            self.result.about = moved.about
-            self.result.law, self.result.worst = moved.law, pair.says
-        shift, best = self.shift_of(pair), self.result.exact
-        more = best is None or moved.transcripts > best.transcripts
-        if moved.exact and shift is not None and not self.unknown and more:
-            norms = float(np.abs(shift).sum()), float(np.linalg.norm(shift))
-            seen = {"transcripts": moved.transcripts, "pairs": self.compared}
-            self.result.exact = ExactEpsilon(moved.law, moved.about, moved.epsilon, *norms, **seen, inputs=pair.says)
 
 
 def _merge_sides(before: Sides | None, new: Sides) -> Sides:
@@ -480,7 +473,7 @@ LOW_BIT_CALLS = 4000
 SHOWN = 600  # where it only is a condition
 TRIED = 6  # pairs
 FEW = 0.1  # different values for each call: fewer are outcomes that come back
-LOW_BIT_SHARE = 0.05  # of the time or the calls left, spent where it only is a condition
+LOW_BIT_SHARE = 0.05  # of the calls left, spent where it only is a condition
 
 
 def check_low_bits(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -84,7 +83,10 @@ def total_size(shapes: tuple[tuple[int, ...], ...]) -> int:
 def neighbouring_pairs(kind: str, relation: str, tried: InputShapes) -> list[NeighbouringInputs]:
     """Everything that is tried of finite inputs, the most telling kinds first."""
     make = {"update": _update_pairs, "aggregate": _aggregate_pairs, "records": _table_pairs}[kind]
-    return list(make(relation, tried, np.random.default_rng([tried.seed, 1])))
+    pairs = list(make(relation, tried, np.random.default_rng([tried.seed, 1])))
+    if kind == "records" and not tried.along:
+        pairs += shared_row_pairs(relation, tried)
+    return pairs
 
 
 def _pairs_around(
@@ -193,6 +195,62 @@ def _table_pairs(relation: str, tried: InputShapes, rng: np.random.Generator) ->
                         says = f"the {where} of {n} records, norm {scale:g}, {name}, others {crowd}"
                         build = partial(_table_data, others=others, place=place, zeros=u * tried.nothing)
                         yield from _pairs_around(relation, u, scale, build, tried, says)
+
+
+def shared_row_pairs(relation: str, tried: InputShapes) -> Iterator[NeighbouringInputs]:
+    """Tables in which rows are equal, share a group, or lie at the ends of the unit interval: where the size of the noise follows
+    a count or a gap between values, the record changes it here."""
+    rng = np.random.default_rng([tried.seed, 4])
+    for n, d in tried.tables:
+        if n < 2:
+            continue
+        for record, others, says in [*_copied_rows(n, d, rng), *_grouped_rows(n, d), *_bounded_rows(n, d)]:
+            size = float(np.linalg.norm(record))
+            if not size and relation != "add_remove":
+                continue  # zeros against zeros
+            u = record / size if size > 0 else np.full(d, 1 / math.sqrt(d))
+            build = partial(_table_data, others=others, place=0, zeros=np.full(d, tried.nothing / math.sqrt(d)))
+            yield from _pairs_around(relation, u, size, build, tried, f"the first of {n} records, {says}")
+
+
+Table = tuple[np.ndarray, list[np.ndarray], str]  # the record, the others, words
+
+
+def _copied_rows(n: int, d: int, rng: np.random.Generator) -> Iterator[Table]:
+    record = np.full(d, 1 / math.sqrt(d))
+    rest = [row / np.linalg.norm(row) for row in rng.standard_normal((n, d))]
+    yield record, [record] * (n - 1), "of norm 1, the others equal to it"
+    yield record, [record, *rest][: n - 1], "of norm 1, one of the others equal to it"
+    doubled = [row for row in rest for _ in range(2)]
+    yield record, [record, *doubled][: n - 1], "of norm 1, every row twice"
+
+
+def _grouped_rows(n: int, d: int) -> Iterator[Table]:
+    """A whole number in one column is the group; the record is alone in it, or one of two."""
+    for column, name in ((d - 1, "last"), (0, "first"))[: min(d, 2)]:
+        record = np.full(d, 1 / (2 * math.sqrt(d)))
+        elsewhere = record.copy()
+        record[column] = 1.0
+        elsewhere[column] = 0.0
+        group = f"its group by the {name} column"
+        yield record, [elsewhere] * (n - 1), f"alone in {group}"
+        yield record, [record, *[elsewhere] * n][: n - 1], f"one of two in {group}"
+
+
+def _bounded_rows(n: int, d: int) -> Iterator[Table]:
+    """Values at the ends of the unit interval, in its middle, and between."""
+    low = np.zeros(d)
+    high = np.ones(d)
+    at = {"the lower end": low, "the middle": high / 2, "the upper end": high}
+    crowds = {
+        "one half of the others at each end": [low, high] * n,
+        "the others evenly between": [np.full(d, share) for share in np.linspace(0, 1, n - 1)],
+    }
+    for crowd, others in crowds.items():
+        for name, record in at.items():
+            yield record, others[: n - 1], f"at {name} of the unit interval, {crowd}"
+    for name, record in at.items():
+        yield record, [high] * (n - 1), f"at {name} of the unit interval, the others at the upper end"
 
 
 def counted_neighbours(relation: str, tried: InputShapes) -> list[NeighbouringInputs]:
@@ -319,7 +377,7 @@ def _filter_inputs(mechanism: BlackBox, tried: InputShapes) -> tuple[InputShapes
 SIZES = (1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 144)
 SIZE_CALLS = 4  # at each size
 STEPS = 2  # between sizes, that are looked for
-SIZE_SHARE = 0.03  # of the time and the calls that are left
+SIZE_SHARE = 0.03  # of the calls that are left
 
 
 def pairs_at_revealing_sizes(
@@ -428,10 +486,7 @@ def screen_pairs(
     kept, count, ranked = list(pairs), FIRST, [RankedPair(pair, 0.0) for pair in pairs[:keep]]
     errors = HOPEFUL
     while kept:
-        cost = _transcript_cost(mechanism, kept[0], around, clock)
-        calls = len(around(kept[0].present))
-        room = min(budget.seconds_left() / max(cost, 1e-7), (budget.calls - mechanism.calls) / calls)
-        room /= 3  # a third of what is left for each round
+        room = budget.calls_left(mechanism) / len(around(kept[0].present)) / 3  # a third of what is left for each round
         affordable = int(room / (2 * LEAST))
         if affordable < 1:
             break
@@ -476,17 +531,6 @@ def outcome_odds(present: Transcripts, absent: Transcripts, errors: float) -> fl
         return 0.0
     change = np.abs(np.log(counts[:, 0] / counts[:, 1])) - errors * np.sqrt((1 / counts).sum(1))
     return max(0.0, float(change.max()))
-
-
-def _transcript_cost(
-    mechanism: BlackBox, pair: NeighbouringInputs, around: Callable[[Data], list[Data]], clock: CallBudget
-) -> float:
-    began = time.process_time()
-    try:
-        draw_transcripts(mechanism, around(pair.present), 3, clock)
-    except InputRefused:
-        return 1e-6
-    return (time.process_time() - began) / 3
 
 
 def effect_size(present: Transcripts, absent: Transcripts, axis: np.ndarray | None) -> float:

@@ -9,6 +9,7 @@ import hashlib
 import json
 import math
 import os
+import re
 import select
 import signal
 import sys
@@ -16,11 +17,11 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
 import numpy as np
-from scipy.optimize import brentq
+from scipy.optimize import brentq, minimize_scalar
 
 from attacks.epsilon import gaussian_epsilon
 from attacks.statistics import shared_confidence
@@ -46,7 +47,8 @@ class Outcomes:
 @dataclass
 class BlackBox:
     """A callable. make: -> f, asked for each transcript; fresh: whether it makes another one each time; torch: whether f wants
-    tensors; plain: whether f is the named callable itself, and no adapter around it; calls: counted."""
+    tensors; plain: whether f is the named callable itself, and no adapter around it; calls: counted; on_transcript: called before
+    each transcript, for whoever stops a check or shows how far it is."""
 
     make: Callable[[], Callable[..., Any]]
     kind: str
@@ -54,9 +56,11 @@ class BlackBox:
     calls: int = 0
     fresh: bool = True
     plain: bool = True
+    on_transcript: Callable[[], None] = lambda: None
 
     def transcript(self, inputs: Sequence[Data]) -> Outcomes:
         """One instance called on each input in turn. Raises InputRefused for any error that it raises."""
+        self.on_transcript()
         try:
             f = self.make()
             numbers: list[np.ndarray] = []
@@ -238,12 +242,18 @@ NUMBERS = 30_000_000  # in memory at a time
 
 
 class OutOfTime(Exception):
-    """The budget is spent: what is known so far is the answer."""
+    """The time is spent: what is known so far is the answer."""
+
+
+class OutOfCalls(OutOfTime):
+    """The calls are."""
 
 
 @dataclass
 class CallBudget:
-    """seconds of processor time and calls; a mechanism that waits is stopped at ``WAITS`` times the seconds on the wall."""
+    """calls: what every look is planned in, so that a busy machine makes the same looks as an idle one; seconds of
+    processor time: where the check is stopped, whatever is left to look at. A mechanism that waits is stopped at ``WAITS``
+    times the seconds on the wall."""
 
     seconds: float
     calls: int
@@ -251,20 +261,31 @@ class CallBudget:
     wall: float = field(default_factory=time.monotonic)
 
     def seconds_left(self) -> float:
-        worked, waited = time.process_time() - self.began, time.monotonic() - self.wall
+        worked = time.process_time() - self.began
+        waited = time.monotonic() - self.wall
         return self.seconds - max(worked, waited / WAITS)
 
-    def check_budget(self, mechanism: BlackBox) -> None:
-        if self.is_spent(mechanism):
+    def calls_left(self, mechanism: BlackBox) -> int:
+        return max(0, self.calls - mechanism.calls)
+
+    def check_time(self) -> None:
+        """Raises OutOfTime."""
+        if self.seconds_left() <= 0:
             raise OutOfTime
 
+    def check_budget(self, mechanism: BlackBox) -> None:
+        """Raises OutOfTime, or OutOfCalls."""
+        self.check_time()
+        if self.is_spent(mechanism):
+            raise OutOfCalls
+
     def is_spent(self, mechanism: BlackBox) -> bool:
-        return self.seconds_left() <= 0 or mechanism.calls >= self.calls
+        return mechanism.calls >= self.calls
 
     def split_share(self, mechanism: BlackBox, share: float) -> CallBudget:
-        """A budget of a share of the time and of the calls that are left."""
-        calls = mechanism.calls + int(share * (self.calls - mechanism.calls))
-        return CallBudget(share * self.seconds_left(), calls)
+        """A budget of a share of the calls that are left, which ends at the same time."""
+        calls = mechanism.calls + int(share * self.calls_left(mechanism))
+        return replace(self, calls=calls)
 
 
 @dataclass(frozen=True)
@@ -378,6 +399,8 @@ TINY = 1e-12  # takes the place of delta 0 where a noise law has no finite epsil
 class CheckedClaim:
     """A statement: ``calls`` calls on the same data are (epsilon, delta)-DP for neighbours under ``relation``.
 
+    rho, mu: what is stated instead of an epsilon, rho-zCDP or mu-Gaussian DP; epsilon is then what follows from it at ``delta``
+    (``zcdp_epsilon``, ``attacks.epsilon.gaussian_epsilon``). kind_is_guessed: nobody said ``kind``, so nothing is refuted by it.
     kind: what the callable takes: update(list of arrays), aggregate(list of updates, list of weights) or
     records(array (n, d)). The record is the update, one client's update, or one row. zero_out: it becomes zeros.
     noise, noise_std: declared law and scale of the noise of every number, tested where given. noise_multiplier: noise
@@ -392,6 +415,9 @@ class CheckedClaim:
     delta: float = 0.0
     kind: Kind = "update"
     relation: Neighbours = "zero_out"
+    rho: float | None = None
+    mu: float | None = None
+    kind_is_guessed: bool = False
     calls: int = 1
     noise: Law | None = None
     noise_std: float | None = None
@@ -420,26 +446,86 @@ class CheckedClaim:
         if self.sampling is not None and self.relation not in ACCOUNTED[self.sampling]:
             accounted = f"stated.sampling={self.sampling} is accounted under relation=zero_out"
             raise BadConfig(f"{accounted}, not {self.relation}")
-        for name in ("noise_std", "noise_multiplier"):
+        for name in ("noise_std", "noise_multiplier", "rho", "mu"):
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
                 raise setting_error(f"stated.{name}", value, "a finite number above 0 is needed")
+
+    @property
+    def law_mu(self) -> float:
+        """The largest mu of Gaussian noise, over all calls, that the statement allows.
+
+        mu-Gaussian DP: mu. rho-zCDP: the Renyi divergence of order a of N(0, 1) and N(mu, 1) is a mu^2 / 2 (Bun and Steinke
+        2016, lemma 2.4), so rho = mu^2 / 2. (epsilon, delta): Balle and Wang 2018, theorem 8, inverted.
+        """
+        if self.mu is not None:
+            return self.mu
+        if self.rho is not None:
+            return math.sqrt(2 * self.rho)
+        return gaussian_mu(self.epsilon, self.delta)
+
+    def epsilon_by_law(self, law: str) -> float:
+        """The epsilon at ``delta`` of the most that the statement allows to noise of this law: of rho-zCDP, a Gaussian mechanism
+        may spend less than what follows from rho for any mechanism."""
+        if self.rho is not None and law.endswith("gaussian"):
+            return min(self.epsilon, gaussian_epsilon(self.law_mu, max(self.delta, TINY)))
+        return self.epsilon
 
     @property
     def refutation_limit(self) -> float:
         """The epsilon above which the statement counts as refuted."""
         return self.epsilon * (1 + self.tolerance)
 
-    def limit(self, *, exact: bool) -> float:
-        """The same; exact: for a bound from an exact shift, which sees less than counting does (a statement is a rounded number)."""
-        return self.epsilon * (1 + self.tolerance / 5) if exact else self.refutation_limit
+    def limit(self, *, exact: bool, law: str = "") -> float:
+        """The same for a bound that trusts noise of this law; exact: from an exact shift, which sees less than counting does (a
+        statement is a rounded number)."""
+        return self.epsilon_by_law(law) * (1 + (self.tolerance / 5 if exact else self.tolerance))
 
     @property
     def gaussian_mu_per_call(self) -> float:
         """The mu of Gaussian DP that the statement allows to one call (all calls are alike and independent)."""
         if self.noise_multiplier is not None:
             return (2.0 if self.relation == "replace" else 1.0) / self.noise_multiplier
-        return gaussian_mu(self.epsilon, self.delta) / math.sqrt(self.calls)
+        return self.law_mu / math.sqrt(self.calls)
+
+    @property
+    def says(self) -> str:
+        """The statement as it was typed, with what was made of it and how the mechanism is called."""
+        over = f" over {self.calls} calls" if self.calls > 1 else ""
+        guessed = ", guessed" if self.kind_is_guessed else ""
+        terms = f"kind={self.kind}{guessed}, {self.relation}"
+        at = f"epsilon {self.epsilon:.4g} at delta {plain_number(self.delta)}"
+        if self.rho is not None:
+            return f"rho {self.rho:g} of zCDP{over} ({at}; {terms})"
+        if self.mu is not None:
+            return f"mu {self.mu:g} of Gaussian DP{over} ({at}; {terms})"
+        return f"epsilon {self.epsilon:g} at delta {plain_number(self.delta)}{over} ({terms})"
+
+
+def plain_number(value: float) -> str:
+    """1e-05 -> 1e-5."""
+    return re.sub(r"e([+-])0+(?=\d)", r"e\1", f"{value:g}")
+
+
+HIGHEST_ORDER = 1e6
+
+
+def zcdp_epsilon(rho: float, delta: float) -> float:
+    """The epsilon at ``delta`` in (0, 1) that follows from ``rho``-zCDP, rho > 0.
+
+    delta(epsilon) = inf over a > 1 of exp((a - 1)(a rho - epsilon)) / (a - 1) (1 - 1/a)^a (Canonne, Kamath and Steinke 2020,
+    proposition 12), solved for epsilon: a rho + (ln(1/delta) + (a - 1) ln(1 - 1/a) - ln a) / (a - 1), the least over a.
+    """
+
+    def epsilon_at(log_of_order_less_one: float) -> float:
+        less = math.exp(log_of_order_less_one)
+        order = 1 + less
+        return order * rho + (-math.log(delta) + less * math.log(less / order) - math.log(order)) / less
+
+    found = minimize_scalar(
+        epsilon_at, bounds=(-20.0, math.log(HIGHEST_ORDER)), method="bounded", options={"xatol": 1e-9}
+    )
+    return max(0.0, float(found.fun))
 
 
 def gaussian_mu(epsilon: float, delta: float) -> float:

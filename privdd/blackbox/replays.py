@@ -6,7 +6,6 @@ import gc
 import os
 import random
 import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
@@ -20,7 +19,9 @@ from scipy import stats
 from attacks.epsilon import clopper_pearson
 from privdd.blackbox.inputs import NeighbouringInputs, counted_neighbours, size_of_data
 from privdd.blackbox.mechanism import BlackBox, Data, InputRefused
+from privdd.blackbox.noise_laws import ShiftBound
 from privdd.blackbox.stages import ExaminationState
+from privdd.blackbox.verdict import ExactEpsilon, SingleTestResult
 
 ROUNDING = {"float16": 2e-3, "float32": 1e-6}  # relative; 1e-9 for float64
 WATCHED = 200  # replays of a side, after which a source that was not drawn from is taken for one that never is
@@ -104,10 +105,11 @@ def replay_pair(
     return PairedReplays(pair, present, absent, alike, (codes[0], codes[1]), is_random, repeats)
 
 
-SHARE = 0.08  # of the time and the calls that are left
+SHARE = 0.08  # of the calls that are left
 FEW, MANY = range(1, 4), range(1, 129)  # seeds: of every pair, and of the best
 HEAVY_TAILS = 4.5  # kurtosis from which on the sum of shifts counts, as for Laplace noise (6), not their length (3)
 COUNTED = 4000  # calls of either side that a choice without noise is told from
+REPLAYED, LARGEST_SHIFT = "replays", "the largest shift"  # looks
 HELD = "the randomness of the mechanism could not be held still: the same seed gave another release"
 UNKNOWN = "on {} of {} pairs of neighbours what the record changes depends on the noise, so no exact epsilon is said"
 NO_NOISE = "no source of randomness was drawn from: the same input gives the same release, and the record changes it"
@@ -121,6 +123,7 @@ class ReplayStage(ExaminationState):
     compared: int = 0  # pairs
     unknown: int = 0  # those of them on which what the record changes depends on the noise
     known_pairs: list[NeighbouringInputs] = field(default_factory=list)  # all that are tried
+    _best: float = 0.0
     _shift: dict[int, np.ndarray] = field(default_factory=dict)
 
     def shift_of(self, pair: NeighbouringInputs) -> np.ndarray | None:
@@ -145,23 +148,42 @@ class ReplayStage(ExaminationState):
         tried = self.stated_neighbours()
         if self.mechanism.kind == "records":
             tried = tried + counted_neighbours(self.stated.relation, self.tried)
-        self.known_pairs, count = tried, 0
-        for pair in tried:
-            with suppress(InputRefused):
-                count = self._affordable_replays(pair, sources, SHARE) // (len(FEW) + 1)
-                break
+        self.known_pairs = tried
+        count = self._affordable_replays(SHARE) // (len(FEW) + 1)
+        if not count:
+            self._note_skipped(REPLAYED)
+            return
         for at in np.unique(np.linspace(0, len(tried) - 1, min(count, len(tried))).astype(int)):
             try:
                 found = self._replay(tried[at], sources, FEW)
             except InputRefused:
                 continue
             if not found.repeats:
-                self.result.notes.append(HELD)
+                self.result.looks.append(SingleTestResult(REPLAYED, "not looked at", HELD, inputs=tried[at].says))
                 return
             self.compared += 1
             self.unknown += found.shift() is None
             self._note_replay(found)
             yield found
+
+    def keep_shift(self, moved: ShiftBound, pair: NeighbouringInputs) -> None:
+        """What the result says of the mechanism: kappa, the law of its noise, the exact epsilon."""
+        calls = self.stated.calls
+        if moved.law == "other":
+            return
+        if self.result.kappa is None or moved.epsilon > self._best:
+            self._best = moved.epsilon  # the best guess is that of the best bound: the largest guess is a lucky one
+            of_laplace = moved.about / max(self.stated.epsilon, 1e-12)  # its epsilon grows with the shift
+            of_gaussian = moved.mu / (self.stated.gaussian_mu_per_call * calls**0.5)
+            self.result.kappa = of_gaussian if moved.law.endswith("gaussian") else of_laplace
+            self.result.about = moved.about
+            self.result.law, self.result.worst = moved.law, pair.says
+        shift, best = self.shift_of(pair), self.result.exact
+        more = best is None or moved.transcripts > best.transcripts
+        if moved.exact and shift is not None and not self.unknown and more:
+            norms = float(np.abs(shift).sum()), float(np.linalg.norm(shift))
+            seen = {"transcripts": moved.transcripts, "pairs": self.compared}
+            self.result.exact = ExactEpsilon(moved.law, moved.about, moved.epsilon, *norms, **seen, inputs=pair.says)
 
     def _note_replay(self, one: PairedReplays) -> None:
         """For those who look at more than the shift."""
@@ -172,15 +194,9 @@ class ReplayStage(ExaminationState):
         self.calls_by_words[pair.says] = calls
         return replay_pair(self.mechanism, pair, calls, sources, seeds)
 
-    def _affordable_replays(self, pair: NeighbouringInputs, sources: FrozenSources, share: float) -> int:
-        """Seeds for both sides that a share of what is left pays for, setting the sources included. Raises InputRefused."""
-        cost = 0.0
-        for seeds in (FEW[:1], FEW):  # the first calls are slower than those that follow
-            began = time.process_time()
-            self._replay(pair, sources, seeds)
-            cost = (time.process_time() - began) / (len(seeds) + 1)
-        calls = (self.clock.calls - self.mechanism.calls) / (2 * self.stated.calls)
-        return int(share * min(max(self.clock.seconds_left(), 0) / max(cost, 1e-7), calls))
+    def _affordable_replays(self, share: float) -> int:
+        """Seeds for both sides that a share of the calls that are left pays for."""
+        return int(share * self.clock.calls_left(self.mechanism) / (2 * self.stated.calls))
 
     def _tell_no_noise(self, one: PairedReplays, sources: FrozenSources) -> bool:
         """Whether that is certain; of whole numbers, which a source outside of this process may choose, only calls are
@@ -189,7 +205,7 @@ class ReplayStage(ExaminationState):
         if not np.array_equal(both, np.rint(both)):
             self._add_certain("no noise", NO_NOISE, one.pair.says)
             return True
-        count = min(self._affordable_replays(one.pair, sources, SHARE), COUNTED)
+        count = min(self._affordable_replays(SHARE), COUNTED)
         if count < 100:
             return False
         again = self._replay(one.pair, sources, range(count))
@@ -204,9 +220,10 @@ class ReplayStage(ExaminationState):
         """Of the best pair of each size the one with the largest shift, if it is the same for many seeds."""
         again = []
         for pair in pairs.values():
+            if self._affordable_replays(SHARE) < len(MANY):
+                self._note_skipped(LARGEST_SHIFT)
+                break
             with suppress(InputRefused):
-                if self._affordable_replays(pair, sources, SHARE) < len(MANY):
-                    break
                 again.append(self._replay(pair, sources, MANY))
         sure = [one for one in again if max(one.score) > 0]
         if not sure:

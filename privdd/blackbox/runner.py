@@ -7,13 +7,14 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, get_args
 
-from privdd.blackbox.examination import STAGES, Examination
-from privdd.blackbox.grey_box import RECORD_STAGES, GreyBox
-from privdd.blackbox.inputs import InputShapes
+from attacks.epsilon import gaussian_epsilon
+from privdd.blackbox.examination import Examination
+from privdd.blackbox.grey_box import GreyBox
+from privdd.blackbox.inputs import InputShapes, scaled_data
 from privdd.blackbox.mechanism import (
     BlackBox,
     CallBudget,
@@ -24,9 +25,19 @@ from privdd.blackbox.mechanism import (
     Neighbours,
     Sampling,
     run_in_child,
+    zcdp_epsilon,
 )
 from privdd.blackbox.target import arguments_of_target, guess_kind, load_target, make_target, target_name, target_place
-from privdd.blackbox.verdict import BREAKS, Checked, SingleTestResult, conclude_check, describe_case, write_check_page
+from privdd.blackbox.verdict import (
+    BREAKS,
+    GUESSED,
+    UNDECIDED,
+    Checked,
+    SingleTestResult,
+    conclude_check,
+    describe_case,
+    write_check_page,
+)
 from privdd.core.validation import (
     BadConfig,
     Command,
@@ -36,11 +47,20 @@ from privdd.core.validation import (
     read_number,
     read_text,
     read_word,
+    setting_error,
     values_below,
 )
 
-SECONDS, CALLS, CONFIDENCE = 45.0, 4_000_000, 0.99
+SECONDS, CONFIDENCE = 300.0, 0.99  # of processor time: where a check is stopped, not what it is planned for
 WALL = 20  # seconds on the wall for each of processor time, on a machine that others use too
+FEWEST_CALLS = 100_000  # of a check that names no number; for each call of a statement about several
+MOST_CALLS = 1_000_000
+MOST_STATED = 20  # calls of a statement up to which that is so
+PLANNED = 15.0  # seconds of processor time for the calls of a slow mechanism, which gets fewer
+LONGER = 0.2  # of the seconds that were asked for, where that is more
+TIMED_BLOCKS, TIMED_CALLS = 5, 10  # the fastest block tells the cost of a call
+HEARTBEAT, TOLD_EVERY = 0.25, 5.0  # seconds between looks at the clock, and between notes on how far the check is
+DEFAULT_DELTA = 1e-5  # at which zCDP and Gaussian DP are read
 SAME = "two fresh starts gave the same noise: whoever runs the same code can subtract it"
 Adapter = Callable[[Any, Mapping[str, Any], Mapping[str, Any]], "tuple[Any, dict[str, Any]] | None"]
 
@@ -50,7 +70,8 @@ class CheckRequest:
     """target: -> the callable or class, asked in the child; name: of it; place: where others find it, as ``load_target``
     takes it. stated: fields of ``CheckedClaim``, kind may be missing. args: of a class, or keywords of a function.
     adapter: turns components of other libraries into callables. restarts: whether a second process loads the mechanism
-    afresh. record: replays alone (``grey_box``). seconds: of processor time; the wall limit is ``WALL`` times that."""
+    afresh. record: replays alone (``grey_box``). calls: that the looks share; None: ``plan_calls``. seconds: of processor time,
+    after which the check is stopped undecided; the wall limit is ``WALL`` times that."""
 
     target: Callable[[], Any]
     name: str
@@ -60,25 +81,37 @@ class CheckRequest:
     adapter: Adapter = lambda target, args, stated: None
     restarts: bool = False
     seconds: float = SECONDS
-    calls: int = CALLS
+    calls: int | None = None
     confidence: float = CONFIDENCE
     place: str = ""
     record: bool = False
 
 
-def run_check(request: CheckRequest, step: Callable[[str], None] = lambda name: None, command: str = "") -> Checked:
+Step = Callable[[str, float], None]  # told the stage, and the share of the calls that are made
+
+
+def run_check(request: CheckRequest, step: Step = lambda stage, share: None, command: str = "") -> Checked:
     """Examine a mechanism in a child process. Raises BadConfig, one line, for what cannot be checked."""
-    if not (0 < request.seconds < math.inf and request.calls >= 1000 and 0.5 <= request.confidence < 1):
+    enough = request.calls is None or request.calls >= 1000
+    if not (0 < request.seconds < math.inf and enough and 0.5 <= request.confidence < 1):
         raise BadConfig("finite seconds above 0, calls of at least 1000 and confidence in [0.5, 1) are needed")
     wall = WALL * request.seconds
-    answer = run_in_child(lambda say: _examine_in_child(request, say), wall, lambda note: step(str(note["step"])))
+
+    def read_note(note: Mapping[str, Any]) -> None:
+        step(str(note["stage"]), float(note["share"]))
+
+    answer = run_in_child(lambda say: _examine_in_child(request, say), wall, read_note)
     result = replace(Checked.from_json({**answer["checked"], "command": command}), case=answer["case"])
     if request.restarts and not request.record and not result.refuted and answer["first"]:
+        step("a second start", 1.0)
         again = run_in_child(lambda say: _first_calls_in_child(request), wall)
         if again["varies"] and again["first"] == answer["first"]:
             look = SingleTestResult("seeds", "refuted", SAME, math.inf, "certain")
-            surely: dict[str, Any] = {"verdict": BREAKS, "certified": math.inf, "certified_any": math.inf}
+            surely: dict[str, Any] = {"certified": math.inf, "certified_any": math.inf}
             result = replace(result, looks=(*result.looks, look), **surely)
+            if result.stated.kind_is_guessed:
+                return replace(result, verdict=UNDECIDED, undecided=(GUESSED.format(kind=result.stated.kind),))
+            return replace(result, verdict=BREAKS)
     return result
 
 
@@ -91,44 +124,119 @@ def _make_mechanism(request: CheckRequest) -> tuple[BlackBox, CheckedClaim]:
     if adapted is not None:
         (target, defaults), args = adapted, {}
         stated = {**defaults, **stated}
-    if "epsilon" not in stated:
-        raise BadConfig("stated.epsilon= is needed: the epsilon that is to be checked")
-    if "delta" not in stated:
-        raise BadConfig("stated.delta= is needed: 0 for a pure epsilon (Laplace noise), else as in stated.delta=1e-5")
-    make, fresh = make_target(target, args, stated)
-    kind = stated.get("kind") or guess_kind(make())
-    relation = stated.get("relation") or ("zero_out" if kind == "update" else "add_remove")
-    whole = CheckedClaim(**{**stated, "kind": kind, "relation": relation})
+    make, fresh = make_target(target, args, stated_epsilon(stated))
+    whole = read_claim(stated, make)
     return BlackBox(make, whole.kind, fresh=fresh, plain=adapted is None), whole
 
 
-def _start_examination(request: CheckRequest, step: Callable[[str], None]) -> Examination:
-    made, examine = _make_mechanism(request), GreyBox if request.record else Examination
-    clock = CallBudget(request.seconds, request.calls)  # after the imports, which are not the mechanism's time
-    return examine(*made, request.tried, clock, request.confidence, step)
+def stated_epsilon(stated: Mapping[str, Any]) -> dict[str, Any]:
+    """The statement with its epsilon: that of zCDP and Gaussian DP follows from rho and mu. Raises BadConfig."""
+    named = [name for name in ("epsilon", "rho", "mu") if name in stated]
+    if not named:
+        raise BadConfig("stated.epsilon= is needed: the epsilon that is to be checked (or stated.rho=, stated.mu=)")
+    if len(named) > 1:
+        raise BadConfig(f"{' and '.join(f'stated.{name}=' for name in named)}: one statement at a time is checked")
+    if named == ["epsilon"]:
+        if "delta" not in stated:
+            raise BadConfig(
+                "stated.delta= is needed: 0 for a pure epsilon (Laplace noise), else as in stated.delta=1e-5"
+            )
+        return dict(stated)
+    (name,) = named
+    value, delta = float(stated[name]), float(stated.get("delta", DEFAULT_DELTA))
+    if not 0 < value < math.inf:
+        raise setting_error(f"stated.{name}", value, "a finite number above 0 is needed")
+    if not 0 < delta < 1:
+        raise setting_error("stated.delta", delta, f"a number in (0, 1) is needed, at which stated.{name} is read")
+    epsilon = zcdp_epsilon(value, delta) if name == "rho" else gaussian_epsilon(value, delta)
+    return {**stated, "delta": delta, "epsilon": epsilon}
+
+
+def read_claim(stated: Mapping[str, Any], make: Callable[[], Any]) -> CheckedClaim:
+    """The statement; what kind of mechanism it is about is guessed from ``make()`` where nobody says. Raises BadConfig."""
+    kind = stated.get("kind") or guess_kind(make())
+    relation = stated.get("relation") or ("zero_out" if kind == "update" else "add_remove")
+    terms = {"kind": kind, "relation": relation, "kind_is_guessed": not stated.get("kind")}
+    return CheckedClaim(**{**stated_epsilon(stated), **terms})
+
+
+def plan_calls(mechanism: BlackBox, stated: CheckedClaim, tried: InputShapes, seconds: float) -> int:
+    """How many calls the looks of a check share. ``MOST_CALLS``, and fewer of a mechanism whose calls take long, but never so few
+    that a look could not be made: so the load of a machine decides no verdict."""
+    data = scaled_data(mechanism.kind, tried, 1.0)
+    cost = math.inf
+    for _ in range(TIMED_BLOCKS):
+        began = time.process_time()
+        for _ in range(TIMED_CALLS):
+            mechanism.transcript([data])
+        cost = min(cost, (time.process_time() - began) / TIMED_CALLS)
+    fewest = FEWEST_CALLS * min(stated.calls, MOST_STATED)
+    planned = max(PLANNED, LONGER * seconds if seconds > SECONDS else 0.0) / max(cost, 1e-7)
+    return int(max(fewest, min(planned, MOST_CALLS)))
+
+
+@dataclass
+class ProgressNotes:
+    """Tells how far a check is every few seconds, and stops it once its time is spent."""
+
+    say: Callable[[Mapping[str, Any]], None]
+    examination: Examination
+    stage: str = ""
+    looked: float = field(default_factory=time.monotonic)
+    told: float = field(default_factory=time.monotonic)
+
+    def begin_stage(self, name: str) -> None:
+        self.stage = name
+        self._tell(time.monotonic())
+
+    def __call__(self) -> None:
+        """Before each transcript. Raises OutOfTime."""
+        now = time.monotonic()
+        if now - self.looked < HEARTBEAT:
+            return
+        self.looked = now
+        if now - self.told >= TOLD_EVERY:
+            self._tell(now)
+        self.examination.clock.check_time()
+
+    def _tell(self, now: float) -> None:
+        self.told = now
+        share = self.examination.mechanism.calls / self.examination.clock.calls
+        self.say({"stage": self.stage, "share": min(share, 1.0)})
+
+
+def _start_examination(request: CheckRequest, say: Callable[[Mapping[str, Any]], None]) -> Examination:
+    mechanism, stated = _make_mechanism(request)
+    examine = GreyBox if request.record else Examination
+    # after the imports, which are not the mechanism's time
+    clock = CallBudget(request.seconds, request.calls or MOST_CALLS)
+    examination = examine(mechanism, stated, request.tried, clock, request.confidence, lambda name: None)
+    if request.calls is None:
+        clock.calls = plan_calls(mechanism, stated, examination.tried, request.seconds)
+    notes = ProgressNotes(say, examination)
+    examination.step = notes.begin_stage
+    mechanism.on_transcript = notes
+    return examination
 
 
 def _examine_in_child(request: CheckRequest, say: Callable[[Mapping[str, Any]], None]) -> dict[str, Any]:
     began = time.process_time()
-    examination = _start_examination(request, lambda name: say({"step": name}))
+    examination = _start_examination(request, say)
     found, mechanism = examination.run(), examination.mechanism
     spent = {"confidence": request.confidence, "calls": mechanism.calls, "seconds": time.process_time() - began}
     result, case = conclude_check(request.name, examination.stated, found, **spent), None
     if result.refuted and mechanism.plain and request.place:
-        arguments = arguments_of_target(request.target(), request.args, request.stated)
+        arguments = arguments_of_target(request.target(), request.args, stated_epsilon(request.stated))
         case = describe_case(result, request.place, mechanism.torch, arguments, examination.find_counterexample())
     return {"checked": result.as_json(), "first": found.first, "case": case}
 
 
 def _first_calls_in_child(request: CheckRequest) -> dict[str, Any]:
     """The same first calls, in another process."""
-    first = _start_examination(request, lambda name: None).first_numbers()
+    few = replace(request, calls=FEWEST_CALLS)
+    first = _start_examination(few, lambda note: None).first_numbers()
     third = len(first) // 3
     return {"first": first, "varies": first[:third] != first[third : 2 * third]}
-
-
-def stage_count(record: bool = False) -> int:
-    return len(RECORD_STAGES if record else STAGES)
 
 
 def check(
@@ -142,7 +250,7 @@ def check(
     args: Mapping[str, Any] | None = None,
     tried: InputShapes | None = None,
     seconds: float = SECONDS,
-    max_calls: int = CALLS,
+    max_calls: int | None = None,
     confidence: float = CONFIDENCE,
     record: bool = False,
     out: Path | str | None = None,
@@ -150,9 +258,12 @@ def check(
     """Look for what refutes a stated epsilon; the mechanism runs in a forked process.
 
     mechanism: a function on arrays, or a class that makes one from ``args`` (made anew for each transcript).
-    stated: {"epsilon": 1.0, "delta": 1e-5} and what else ``CheckedClaim`` takes; kind and relation as there, guessed from the
-    arguments if None; calls: the statement covers so many on the same data; seconds: of processor time; record: replays
-    with the mechanism's randomness held still, instead of the search; out: a folder for check.html and findings.json.
+    stated: {"epsilon": 1.0, "delta": 1e-5} and what else ``CheckedClaim`` takes, or {"rho": 0.5} (zCDP) or {"mu": 1.0}
+    (Gaussian DP), read at a delta of 1e-5 if none is given; kind and relation as there. kind None: guessed from the names of the
+    arguments, and then nothing is refuted. calls: the statement covers so many on the same data; max_calls: that the looks
+    share, None: as many as ``plan_calls`` says; seconds: of processor time, after which the check is stopped and *not decided*;
+    record: replays with the mechanism's randomness held still, without the search, which decides nothing but what it refutes;
+    out: a folder for check.html and findings.json.
 
     >>> check(mechanism, stated={"epsilon": 1.0, "delta": 1e-5}, kind="update").refuted  # doctest: +SKIP
     False
@@ -171,9 +282,9 @@ def check(
 
 
 def assert_private(mechanism: Callable[..., Any], **settings: Any) -> Checked:
-    """``check`` for a test: AssertionError, one line, where the statement is refuted."""
+    """``check`` for a test: AssertionError, one line, where the statement is refuted or nothing is decided."""
     result = check(mechanism, **settings)
-    if result.refuted:
+    if result.refuted or result.is_undecided:
         raise AssertionError(result.says)
     return result
 
@@ -189,7 +300,8 @@ def read_truth(key: str, text: str) -> bool:
 CHECK = Command(
     "privdd-check mechanism=package.module:Name stated.epsilon=E stated.delta=D [KEY=VALUE ...]",
     "Is the stated epsilon true? Calls the mechanism on neighbouring inputs and looks for what refutes it.\n"
-    "Exit status: 0 not refuted, 2 refuted, 3 a limit of the policy is broken or not decided, 1 error.",
+    "Exit status: 0 not refuted, 2 refuted, 4 not decided (a look was not made), 3 a limit of the policy is broken or not "
+    "decided, 1 error.",
     (
         Key("mechanism", read_text, "NAME", "a function or class: package.module:Name or file.py:Name; or of another library as it is installed (docs/components.md)"),
         Key("args.*", read_literal, "VALUE", "what a class is made with; for a function, a keyword of every call"),
@@ -199,6 +311,8 @@ CHECK = Command(
         Key("inputs", read_word(*get_args(Inputs)), "", "finite (default) or any: whether the statement holds for NaN and infinity too"),
         Key("stated.epsilon", read_number, "E", "the statement, with stated.delta=D"),
         Key("stated.delta", read_number),
+        Key("stated.rho", read_number, "R", "instead of an epsilon: R-zCDP; stated.mu=M: M-Gaussian DP. Both are read at stated.delta (default 1e-5)"),
+        Key("stated.mu", read_number),
         Key("stated.noise", read_word(*get_args(Law)), "", "gaussian or laplace: the law of the noise as declared, tested as well; stated.noise_std=S: its scale"),
         Key("stated.noise_std", read_number),
         Key("stated.noise_multiplier", read_number, "Z", "noise over sensitivity, declared: kappa is in its units"),
@@ -210,14 +324,14 @@ CHECK = Command(
         Key("input.shapes", read_literal, "[[4,3],[4]]", "inputs of this shape only; input.rows=[20,6] and input.clients=10 likewise"),
         Key("input.rows", read_literal),
         Key("input.clients", read_literal),
-        Key("seconds", read_number, "45", "processor time to spend; max_calls=4000000 confidence=0.99 seed=0"),
-        Key("max_calls", read_count()),
+        Key("max_calls", read_count(), "N", "calls that the looks share (default: up to a million, fewer of a slow mechanism); confidence=0.99 seed=0"),
+        Key("seconds", read_number, "300", "processor time after which the check is stopped, and not decided"),
         Key("confidence", read_number),
         Key("seed", read_count()),
         Key("out", read_text, "DIR", "writes check.html and findings.json there, and where the statement is refuted reproduce.py, which shows it without privdd"),
         Key("policy", read_text, "FILE", "limits that the result has to keep, else exit status 3; fail_on.LIMIT=VALUE: one of them (docs/tutorials/gate.md)"),
         Key("fail_on.*", read_text),
-        Key("record", read_truth, "true", "no search: replays with the mechanism's randomness held still say what the record changes before noise, in names, shapes, noise and lines that run (docs/explanation/grey-box.md)"),
+        Key("record", read_truth, "true", "replays alone, without the search: what the record changes before noise, in names, shapes, noise and lines that run (docs/explanation/grey-box.md); it refutes, or is not decided"),
         Key("components", read_text, "FILE.md", "alone: checks the components of other libraries that are known here and writes their table"),
         Key("method", read_text, "NAME", "or attack=NAME: a plugin class of privdd itself, package.Name: does it keep its contract? (args.NAME=VALUE)"),
         Key("attack", read_text),
@@ -239,7 +353,7 @@ def check_request(found: Mapping[str, Any], adapter: Adapter) -> CheckRequest:
     stated = values_below(found, "stated") | {key: found[key] for key in CLAIM_KEYS if key in found}
     return CheckRequest(
         lambda: load_target(name), name, stated, values_below(found, "args"), _parse_inputs(found), adapter, True,
-        found.get("seconds", SECONDS), found.get("max_calls", CALLS), found.get("confidence", CONFIDENCE),
+        found.get("seconds", SECONDS), found.get("max_calls"), found.get("confidence", CONFIDENCE),
         name, found.get("record", False),
     )  # fmt: skip
 

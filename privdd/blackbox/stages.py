@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -45,12 +44,11 @@ from privdd.blackbox.mechanism import (
     draw_transcripts,
     transcript_totals,
 )
-from privdd.blackbox.verdict import SPENT, ExaminationResult, SingleTestResult, Strength
+from privdd.blackbox.verdict import CALLS_SPENT, CURSORY, ExaminationResult, SingleTestResult, Strength
 from privdd.core.validation import BadConfig
 
 FEWEST = 100  # transcripts of an input: from fewer nothing is learned
-LARGEST_SHARE = 0.2  # of the time and the calls that are left, for the fewest transcripts of a look
-TIMED = 20  # transcripts by which the cost of one is told, where they are cheap
+LARGEST_SHARE = 0.2  # of the calls that are left, for the fewest transcripts of a look
 AFTER = 6  # calls that may still tell what an earlier one left behind
 
 
@@ -137,27 +135,23 @@ class ExaminationState:
         return [self._draw_pair(pair, n) for n in ((count // 3, count - count // 3) if thirds else (count,))]
 
     def _note_skipped(self, name: str, how: str = "everywhere") -> None:
-        """Say once that too little was left of the time or the calls."""
-        note = f"{SPENT} before {name!r} could be looked at {how}"
-        if note not in self.result.notes:
-            self.result.notes.append(note)
+        """Say once that too few calls were left: a look that was not made leaves the check undecided, one that was made less
+        closely does not."""
+        note = f"{CALLS_SPENT} before {name!r} could be looked at {how}"
+        said = self.result.notes if how == CURSORY else self.result.undecided
+        if note not in said:
+            said.append(note)
 
     def _affordable_count(self, inputs: list[Data], share: float, wanted: int, fewest: int = 0) -> int:
-        """Transcripts, ``wanted`` at most, that a share of what is left pays for; ``LARGEST_SHARE`` for the ``fewest`` that
-        tell something."""
-        for count in (2, TIMED):  # the first calls are slower than those that follow
-            began = time.process_time()
-            block = draw_transcripts(self.mechanism, inputs, count, self.clock)
-            cost = (time.process_time() - began) / count
-            if cost * TIMED > 0.005 * self.clock.seconds_left() or len(inputs) * TIMED > 0.001 * self.clock.calls:
-                break
-        calls, size = max(0, self.clock.calls - self.mechanism.calls) / len(inputs), block.rows[0].size
-        for part, most in ((share, wanted), (max(share, LARGEST_SHARE), fewest)):
-            pays = part * max(self.clock.seconds_left(), 0) / max(cost, 1e-7)
-            found = max(0, min(int(part * calls), most, int(pays), NUMBERS // max(size, 1)))
-            if found >= fewest:
-                break
-        return found
+        """Transcripts, ``wanted`` at most, that a share of the calls that are left pays for; ``LARGEST_SHARE`` for the ``fewest``
+        that tell something. By calls alone: how fast they are decides nothing."""
+        block = draw_transcripts(self.mechanism, inputs, 1, self.clock)
+        transcripts_left = self.clock.calls_left(self.mechanism) / len(inputs)
+        in_memory = NUMBERS // max(block.rows[0].size, 1)
+        count = min(int(share * transcripts_left), wanted, in_memory)
+        if count >= fewest:
+            return count
+        return min(int(max(share, LARGEST_SHARE) * transcripts_left), fewest, in_memory)
 
     def _add_fault(self, name: str, epsilon: float, strength: Strength, fault: str, inputs: str) -> None:
         """A look for one fault, which is said to be there only where the bound refutes the statement."""
@@ -176,9 +170,10 @@ class ExaminationState:
         inputs: str,
         *,
         exact: bool = False,
+        law: str = "",
         **numbers: float,
     ) -> None:
-        outcome = "refuted" if epsilon > self.stated.limit(exact=exact) else "not refuted"
+        outcome = "refuted" if epsilon > self.stated.limit(exact=exact, law=law) else "not refuted"
         self.result.looks.append(SingleTestResult(name, outcome, says, epsilon, strength, inputs, numbers))
 
 
@@ -322,7 +317,7 @@ class UnevenNoiseStage(ExaminationState):
 
 
 LAW_NUMBERS = 600_000  # of the noise; enough for a kurtosis that is off by a twentieth
-LAW_SHARE = 0.25  # of the time and the calls that are left
+LAW_SHARE = 0.25  # of the calls that are left
 OTHER = "the noise looks {law} in a few thousand numbers and is not in many more: no bound that trusts that law counts"
 UNCONFIRMED = "the noise looks {law} in a few thousand numbers; there were too few calls left to test that on more"
 WORTH = 2  # times the transcripts that the law was told from: fewer say nothing new
@@ -348,7 +343,7 @@ class LawConfirmation(ExaminationState):
         self, inputs: list[Data], sample: PairSample, law: str, epsilon: float, *, exact: bool = False
     ) -> float:
         """``epsilon``, which trusts the noise's law; 0 if it refutes the statement, and more of the noise has another law."""
-        if epsilon <= self.stated.limit(exact=exact):
+        if epsilon <= self.stated.limit(exact=exact, law=law):
             return epsilon
         if law not in self._doubted and not self._confirm_law(law, inputs, sample):
             self._doubted.add(law)

@@ -11,11 +11,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from privdd.blackbox.fresh_randomness import is_randomness, needed_parameters, with_fresh_randomness
 from privdd.core.validation import BadConfig
 
 FROM_THE_STATEMENT = {"epsilon": "epsilon", "eps": "epsilon", "target_epsilon": "epsilon", "delta": "delta",
                       "target_delta": "delta"}  # fmt: skip
-ROWS = {"x", "data", "records", "rows", "dataset", "samples", "batch", "values", "table"}
+ROWS = {"x", "data", "records", "rows", "dataset", "samples", "batch", "values", "table", "features"}
+UPDATES = {"update", "updates", "delta", "deltas", "gradient", "gradients", "grad", "grads", "weights", "parameters"}
+WEIGHTS = {"weights", "sizes", "counts", "num_examples", "examples"}  # beside the updates of several clients
 
 
 def load_target(name: str, key: str = "mechanism") -> Any:
@@ -61,14 +64,14 @@ def _load_from_file(path: Path) -> Any:
 def make_target(target: Any, args: Mapping[str, Any], stated: Mapping[str, Any]) -> tuple[Callable[[], Any], bool]:
     """A function that makes the callable, and whether it is made anew each time (classes). args: for a class, what it is
     made with; for a function, keyword arguments of every call. An argument named epsilon or delta that has no default and
-    is not given is taken from the statement. Raises BadConfig."""
+    is not given is taken from the statement; a seed or generator that has none is a fresh one in every call. Raises BadConfig."""
     if not inspect.isclass(target):
-        f = functools.partial(target, **args) if args else target
+        f = with_fresh_randomness(functools.partial(target, **args) if args else target)
         return lambda: f, False
     given = arguments_of_target(target, args, stated)
     if not callable(make_instance(target, given)):
         raise BadConfig(f"{target.__name__}: what it makes cannot be called")
-    return lambda: target(**given), True
+    return lambda: with_fresh_randomness(target(**given)), True
 
 
 def make_instance(target: Any, args: Mapping[str, Any], name: str = "") -> Any:
@@ -83,24 +86,26 @@ def make_instance(target: Any, args: Mapping[str, Any], name: str = "") -> Any:
 
 def arguments_of_target(target: Any, args: Mapping[str, Any], stated: Mapping[str, Any]) -> dict[str, Any]:
     """``args``, and for a class what it takes from the statement."""
-    asked = _needed_parameters(target) if inspect.isclass(target) else []
+    asked = needed_parameters(target) if inspect.isclass(target) else []
     return {p.name: stated[FROM_THE_STATEMENT[p.name]] for p in asked if p.name in FROM_THE_STATEMENT} | {**args}
 
 
-def _needed_parameters(f: Any) -> list[inspect.Parameter]:
-    """Those without a default."""
-    try:
-        return [p for p in inspect.signature(f).parameters.values() if p.default is p.empty]
-    except (TypeError, ValueError):
-        return []
-
-
 def guess_kind(f: Any) -> str:
-    """aggregate for two arguments that must be given; records for one with such a name; update otherwise."""
-    asked = [p for p in _needed_parameters(f) if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    if len(asked) == 2:
+    """By the names of the arguments that must be given, those that are drawn for the mechanism apart. Raises BadConfig, which
+    asks for ``kind=``, where the names say nothing."""
+    asked = [p for p in needed_parameters(f) if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    names = [p.name.lower() for p in asked if not is_randomness(p.name)]
+    if len(names) == 1 and names[0] in ROWS:
+        return "records"
+    if len(names) == 1 and names[0] in UPDATES:
+        return "update"
+    if len(names) == 2 and names[0] in UPDATES and names[1] in WEIGHTS:
         return "aggregate"
-    return "records" if asked and asked[0].name.lower() in ROWS else "update"
+    listed = ", ".join(p.name for p in asked)
+    raise BadConfig(
+        f"kind= is needed, as the arguments ({listed}) do not tell it: update is f(list of arrays), "
+        "aggregate f(list of updates, list of weights), records f(array (n, d))"
+    )
 
 
 def target_place(target: Any) -> str:

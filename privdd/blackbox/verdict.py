@@ -14,12 +14,13 @@ import numpy as np
 from pydantic import TypeAdapter
 
 from privdd.blackbox import counterexample
-from privdd.blackbox.mechanism import CheckedClaim, Data
+from privdd.blackbox.mechanism import CheckedClaim, Data, plain_number
 from privdd.reporting.policy import LimitResult, Outcome, Policy
 from privdd.runtime.files import DamagedRun, read_json, to_plain_json, write_bytes, write_json
 
 Strength = Literal["finite_sample", "noise_law", "declared", "certain", ""]
 SPENT = "the time was spent"  # how the note begins that says so
+CALLS_SPENT = "the calls were spent"  # the same
 CURSORY = "as closely as planned"  # how a note ends where a look was made on fewer transcripts
 MADE = "all tests that share the error probability were made"  # the same
 WORDS: dict[Strength, str] = {
@@ -69,7 +70,8 @@ class ExactEpsilon:
 
 @dataclass
 class ExaminationResult:
-    """looks, and what was found out about the mechanism on the way."""
+    """looks, and what was found out about the mechanism on the way. undecided: looks that fit and were not made, with the
+    reason: nothing that was seen decides without them, unless it refutes."""
 
     looks: list[SingleTestResult] = field(default_factory=list)
     kappa: float | None = None
@@ -78,6 +80,7 @@ class ExaminationResult:
     worst: str = ""
     exact: ExactEpsilon | None = None
     notes: list[str] = field(default_factory=list)
+    undecided: list[str] = field(default_factory=list)
     first: list[float] = field(default_factory=list)
 
     @property
@@ -87,12 +90,14 @@ class ExaminationResult:
 
 FORMAT = 1
 KEEPS, CONDITIONS, BREAKS = "not refuted", "not refuted, under conditions", "refuted"
+UNDECIDED = "not decided"
 
 
 @dataclass(frozen=True)
 class Checked:
     """certified: largest lower bound on epsilon; certified_any: of those that hold for any mechanism; kappa: shift over
-    noise, over what is stated; about: best guess of epsilon under the noise's law (None where none fits)."""
+    noise, over what is stated; about: best guess of epsilon under the noise's law (None where none fits); undecided: why
+    nothing is decided, where it is not."""
 
     mechanism: str
     stated: CheckedClaim
@@ -110,6 +115,7 @@ class Checked:
     seconds: float
     command: str = ""
     conditions: tuple[str, ...] = field(default=())
+    undecided: tuple[str, ...] = field(default=())
     case: Mapping[str, Any] | None = field(default=None, compare=False)  # what ``write_reproduction`` writes
     exact: ExactEpsilon | None = None
 
@@ -118,33 +124,43 @@ class Checked:
         return self.verdict == BREAKS
 
     @property
-    def is_unfinished(self) -> bool:
-        """Whether the time or the tests were spent before every look was made, closely or not, and nothing was refuted."""
-        return not self.refuted and not all(note.endswith(CURSORY) for note in self._budget_notes)
-
-    @property
-    def _budget_notes(self) -> list[str]:
-        return [note for note in self.notes if note.startswith((SPENT, MADE))]
+    def is_undecided(self) -> bool:
+        """Whether a look that fits was not made, and nothing was refuted."""
+        return self.verdict == UNDECIDED
 
     @property
     def says(self) -> str:
         """The conclusion in one line."""
-        claim = f"({self.stated.epsilon:g}, {self.stated.delta:g})-DP under {self.stated.relation}"
-        over = f" over {self.stated.calls} calls" if self.stated.calls > 1 else ""
-        head = f"{self.mechanism}: {claim}{over}: {self.verdict.upper() if self.refuted else self.verdict}"
+        head = f"{self.mechanism}: {self.stated.says}: {self._verdict_words}"
+        refuting = [look for look in self.looks if look.outcome == "refuted"]
+        shown = ""
+        if refuting:
+            best = max(refuting, key=lambda look: look.epsilon)
+            shown = best.says
+            if 0 < best.epsilon < math.inf:
+                shown = f"epsilon is above {best.epsilon:.4g} ({WORDS[best.strength]}): {best.says}"
         if self.refuted:
-            best = max((look for look in self.looks if look.outcome == "refuted"), key=lambda look: look.epsilon)
-            shown = f"epsilon is above {best.epsilon:.4g} ({WORDS[best.strength]}): {best.says}"
-            return f"{head}: {shown if 0 < best.epsilon < math.inf else best.says}"
-        spent = [note for note in self._budget_notes if note.startswith(SPENT)]
-        more = [f"{len(spent) - 1} other looks were cut short too"] if len(spent) > 1 else []
-        other = [note for note in self._budget_notes if note not in spent]
-        tail = "; ".join([*self.conditions, *other, *spent[-1:], *more])
+            return f"{head}: {shown}"
+        if refuting:
+            return f"{head}: {'; '.join(self.undecided)}; under it {shown}"
+        tail = "; ".join([*self.conditions, *self._shortened(self.undecided), *self._shortened(self._cursory_notes)])
         exact = f"; {self.exact.says}" if self.exact else ""
-        return (
-            f"{head}{': ' + tail if tail else ''}{exact}; "
-            f"largest bound {self.certified:.4g} at confidence {self.confidence:g}"
-        )
+        bound = f"largest bound {self.certified:.4g} at confidence {self.confidence:g}"
+        return f"{head}{': ' + tail if tail else ''}{exact}; {bound}"
+
+    @property
+    def _verdict_words(self) -> str:
+        return self.verdict.upper() if self.refuted or self.is_undecided else self.verdict
+
+    @property
+    def _cursory_notes(self) -> list[str]:
+        return [note for note in self.notes if note.endswith(CURSORY)]
+
+    @staticmethod
+    def _shortened(notes: Sequence[str]) -> list[str]:
+        """The last of them, and how many there are beside it."""
+        more = [f"{len(notes) - 1} other looks were cut short too"] if len(notes) > 1 else []
+        return [*notes[-1:], *more]
 
     def as_json(self) -> dict[str, Any]:
         kept = asdict(replace(self, case=None))
@@ -161,15 +177,34 @@ class Checked:
         return TypeAdapter(Checked).validate_python(values)
 
 
+GUESSED = (
+    "kind={kind} was guessed from the names of the arguments, and a guess accuses nobody: if that is what the mechanism takes, say "
+    "kind={kind}, else another"
+)
+
+
+def _verdict(
+    found: ExaminationResult, stated: CheckedClaim, undecided: Sequence[str], conditions: Sequence[str]
+) -> str:
+    if found.is_refuted and not stated.kind_is_guessed:
+        return BREAKS
+    if undecided:
+        return UNDECIDED
+    return CONDITIONS if conditions else KEEPS
+
+
 def conclude_check(name: str, stated: CheckedClaim, found: ExaminationResult, **spent: Any) -> Checked:
     """The verdict of an examination; spent: its confidence, calls and seconds."""
     conditions = tuple(look.says for look in found.looks if look.outcome == "condition")
     bounds = [look for look in found.looks if look.outcome in ("refuted", "not refuted")]
     free = [look.epsilon for look in bounds if look.strength not in ("noise_law", "declared")]
+    undecided = tuple(found.undecided)
+    if found.is_refuted and stated.kind_is_guessed:
+        undecided = (GUESSED.format(kind=stated.kind),)
     return Checked(
         name,
         stated,
-        verdict=BREAKS if found.is_refuted else CONDITIONS if conditions else KEEPS,
+        verdict=_verdict(found, stated, undecided, conditions),
         certified=max((look.epsilon for look in bounds), default=0.0),
         certified_any=max(free, default=0.0),
         kappa=found.kappa,
@@ -179,6 +214,7 @@ def conclude_check(name: str, stated: CheckedClaim, found: ExaminationResult, **
         looks=tuple(found.looks),
         notes=tuple(found.notes),
         conditions=conditions,
+        undecided=undecided,
         exact=found.exact,
         **spent,
     )
@@ -210,11 +246,11 @@ def judge_check(policy: Policy, found: Checked) -> list[LimitResult]:
         line = f"{stated.epsilon:g} is stated ({terms}), {text}; limit {limit:g}"
         results.append(LimitResult("epsilon_proven", "broken" if broken else "does not apply", line))
     if (limit := policy.epsilon_shown) is not None:
-        outcome: Outcome = "broken" if found.certified > limit else "not decided" if found.is_unfinished else "holds"
+        outcome: Outcome = "broken" if found.certified > limit else "not decided" if found.is_undecided else "holds"
         line = f"shown at least {found.certified:.4g} ({terms}) at confidence {found.confidence:g}; limit {limit:g}"
         results.append(LimitResult("epsilon_shown", outcome, line))
     if policy.verdicts:
-        verdict = "contradiction" if found.refuted else "untested" if found.is_unfinished else "consistent"
+        verdict = "contradiction" if found.refuted else "untested" if found.is_undecided else "consistent"
         missed: Outcome = "not decided" if verdict == "untested" else "broken"
         line = f"{found.mechanism} is {verdict} ({found.verdict}); allowed: {', '.join(policy.verdicts)}"
         results.append(LimitResult("verdicts", "holds" if verdict in policy.verdicts else missed, line))
@@ -227,7 +263,7 @@ def judge_check(policy: Policy, found: Checked) -> list[LimitResult]:
     return results
 
 
-TONES = {BREAKS: "contradiction", KEEPS: "consistent"}
+TONES = {BREAKS: "contradiction", KEEPS: "consistent", UNDECIDED: "untested"}
 
 
 def write_check_page(result: Checked, folder: Path) -> Path:
@@ -236,13 +272,21 @@ def write_check_page(result: Checked, folder: Path) -> Path:
 
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "findings.json", result.as_json())
-    stated = f"the stated epsilon {result.stated.epsilon:g} at delta {result.stated.delta:g}"
-    title = f"T{stated[1:]} is refuted" if result.refuted else f"Nothing found refutes {stated}"
+    title = _page_title(result)
     template = template_environment().get_template("check.html.jinja")
     page = template.render(c=result, tone=TONES.get(result.verdict, "unprotected"), strengths=WORDS, title=title)
     write_bytes(folder / "check.html", page.encode())
     write_reproduction(result, folder)
     return folder / "check.html"
+
+
+def _page_title(result: Checked) -> str:
+    stated = f"the stated epsilon {result.stated.epsilon:.4g} at delta {plain_number(result.stated.delta)}"
+    if result.refuted:
+        return f"T{stated[1:]} is refuted"
+    if result.is_undecided:
+        return f"Not decided: {stated}"
+    return f"Nothing found refutes {stated}"
 
 
 EMPTY_CASE = 'json.loads(r"""{}""")'
@@ -263,7 +307,8 @@ def describe_case(
         return None
     stated, (words, present, absent) = found.stated, example
     case = {
-        "mechanism": place, "kind": stated.kind, "relation": stated.relation, "epsilon": stated.epsilon,
+        "mechanism": place, "kind": stated.kind, "relation": stated.relation,
+        "epsilon": stated.epsilon_by_law(found.law),
         "delta": stated.delta, "law": found.law, "inputs": words, "torch": torch, "arguments": dict(arguments),
         "present": [_plain_data(one) for one in present], "absent": [_plain_data(one) for one in absent],
     }  # fmt: skip

@@ -256,8 +256,8 @@ def _reason_cell(row: ComponentRow, verdict: str) -> dict[str, str]:
 
 
 def _verdict_cell(result: Checked) -> str:
-    if result.is_unfinished:
-        return "undecided: the time was spent before every look was made"
+    if result.is_undecided:
+        return "undecided: a look that fits was not made"
     # of a condition the part after the colon says what must hold
     conditions = "; ".join(condition.rpartition(": ")[2] for condition in result.conditions)
     return VERDICTS.get(result.verdict, f"under conditions: {conditions}")

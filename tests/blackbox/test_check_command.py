@@ -21,7 +21,7 @@ from privdd.blackbox.inputs import InputShapes, screen_pairs
 from privdd.blackbox.mechanism import BlackBox, BoundLevel, CallBudget, CheckedClaim
 from privdd.blackbox.runner import CHECK, check_request
 from privdd.blackbox.target import guess_kind, load_target, make_plugin, make_target
-from privdd.blackbox.verdict import KEEPS, Checked, SingleTestResult
+from privdd.blackbox.verdict import KEEPS, Checked, ExaminationResult, SingleTestResult, conclude_check
 from privdd.check import main
 from privdd.core.validation import BadConfig
 from privdd.integrations.components import ROWS, checked_cells, format_component_page, known_cells, missing_cells
@@ -43,7 +43,7 @@ def same_draws() -> None:
     RNG.bit_generator.state = np.random.default_rng(20).bit_generator.state
 
 
-FEW = ("max_calls=30000", "input.rows=[4,3]")
+FEW = ("kind=records", "max_calls=30000", "input.rows=[4,3]")
 
 
 def written(folder: Path, **values: object) -> str:
@@ -75,10 +75,10 @@ def test_bad_arguments_are_refused_in_one_line(argument: str, says: str, tmp_pat
 
 
 def test_exit_status_says_refuted_or_not_and_a_seed_is_seen_across_processes(tmp_path: Path, capsys) -> None:
-    assert main([written(tmp_path), "stated.epsilon=1", "stated.delta=1e-5", *FEW, "seconds=10"]) == 0
-    assert main([written(tmp_path), "stated.epsilon=1", "stated.delta=1e-5", "args.std=1", f"out={tmp_path / 'o'}", *FEW, "seconds=40"]) == 2
+    assert main([written(tmp_path), "stated.epsilon=1", "stated.delta=1e-5", *FEW]) == 0
+    assert main([written(tmp_path), "stated.epsilon=1", "stated.delta=1e-5", "args.std=1", f"out={tmp_path / 'o'}", *FEW]) == 2
     assert "REFUTED" in capsys.readouterr().out and "args.std=1" in (tmp_path / "o" / "check.html").read_text()
-    assert main([written(tmp_path, seed=3), "stated.epsilon=1", "stated.delta=1e-5", *FEW, "seconds=40"]) == 2
+    assert main([written(tmp_path, seed=3), "stated.epsilon=1", "stated.delta=1e-5", *FEW]) == 2
     assert "two fresh starts gave the same noise" in capsys.readouterr().out
 
 
@@ -216,9 +216,10 @@ def test_every_row_of_the_table_has_its_command_and_is_kept_while_that_and_the_v
 
 
 def test_looks_that_were_not_made_leave_a_row_undecided_and_those_made_less_closely_do_not() -> None:
-    def with_note(note: str) -> Checked:
-        return Checked("m", CheckedClaim(1.0, 1e-5), KEEPS, 0.5, 0.2, None, None, "", "w", (), (note,), 0.99, 1, 1.0)
+    cursory = "the calls were spent before 'a' could be looked at as closely as planned"
 
-    assert with_note("the time was spent before 'a' could be looked at everywhere").is_unfinished
-    assert not with_note("the time was spent before 'a' could be looked at as closely as planned").is_unfinished
-    assert "as closely as planned" in with_note("the time was spent before 'a' could be looked at as closely as planned").says
+    def concluded(**seen: list[str]) -> Checked:
+        return conclude_check("m", CheckedClaim(1.0, 1e-5), ExaminationResult(**seen), confidence=0.99, calls=1, seconds=1.0)
+
+    assert concluded(undecided=["the calls were spent before 'a' could be looked at everywhere"]).is_undecided
+    assert not concluded(notes=[cursory]).is_undecided and cursory in concluded(notes=[cursory]).says

@@ -70,9 +70,9 @@ def test_no_more_bounds_are_made_than_share_the_error_probability(monkeypatch: p
     made = examined(clipped_sum, "records", calls=60_000)
     result = made.run()
     assert 6 <= len(used) <= made.shares.taken <= 8 and all(each == 1 - 0.01 / 8 for each in used)
-    assert any(note.startswith("all tests that share the error probability were made") for note in result.notes)
+    assert any(reason.startswith("all tests that share the error probability were made") for reason in result.undecided)
     said = conclude_check("f", made.stated, result, confidence=0.99, calls=1, seconds=1.0)
-    assert said.is_unfinished and "all tests" in said.says
+    assert said.is_undecided and "all tests" in said.says
 
 
 def test_noise_that_stops_and_noise_of_uneven_size_are_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,8 +162,8 @@ def test_what_no_time_is_left_for_is_said_once() -> None:
     made = examined(clipped_sum, "records", calls=500)
     made._examine_embedded_call()
     made._examine_embedded_call()
-    assert made.result.looks == [] and made.result.notes == [
-        f"the time was spent before 'neighbours, between {name}' could be looked at everywhere"
+    assert made.result.looks == [] and made.result.undecided == [
+        f"the calls were spent before 'neighbours, between {name}' could be looked at everywhere"
         for name in ("public calls", "calls without the record")
     ]
 
@@ -180,7 +180,8 @@ def test_a_pair_that_was_looked_at_before_is_looked_at_less_closely_and_not_left
     made._bound_pair(made.ranked[0].pair, 200, made.stated_calls, "neighbours")
     made.clock.calls = made.mechanism.calls + 60
     made._bound_pair(made.ranked[0].pair, 200, made.stated_calls, "neighbours")
-    assert made.result.notes == ["the time was spent before 'neighbours' could be looked at as closely as planned"]
+    assert made.result.notes == ["the calls were spent before 'neighbours' could be looked at as closely as planned"]
+    assert made.result.undecided == []
 
 
 def test_sizes_that_are_refused_are_said_and_one_row_alone_has_no_neighbours() -> None:

@@ -22,9 +22,9 @@ from privdd.reporting.policy import Policy, fails_build
 from privdd.runtime.files import DamagedRun
 
 
-def checked(epsilon: float, outcome: str = "not refuted", *notes: str) -> Checked:
+def checked(epsilon: float, outcome: str = "not refuted", *undecided: str) -> Checked:
     """The check of a mechanism that states 3, on which one test showed this epsilon."""
-    found = ExaminationResult([SingleTestResult("neighbours", outcome, "told apart", epsilon, "finite_sample")], notes=list(notes))
+    found = ExaminationResult([SingleTestResult("neighbours", outcome, "told apart", epsilon, "finite_sample")], undecided=list(undecided))
     return conclude_check("m", CheckedClaim(3.0, 1e-5), found, confidence=0.99, calls=1000, seconds=1.0)  # type: ignore[arg-type]
 
 

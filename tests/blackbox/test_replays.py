@@ -13,7 +13,7 @@ import torch
 
 from privdd.api import check
 from privdd.blackbox import replays
-from privdd.blackbox.inputs import InputShapes, NeighbouringInputs
+from privdd.blackbox.inputs import InputShapes, NeighbouringInputs, counted_neighbours
 from privdd.blackbox.mechanism import BlackBox
 from privdd.blackbox.replays import FrozenSources, replay_pair
 
@@ -94,12 +94,15 @@ def test_what_is_made_from_the_data_is_no_noise_and_told_in_a_second() -> None:
 
 def test_a_sum_that_is_rounded_before_noise_moves_at_one_count_and_one_rounded_after_it_does_not() -> None:
     """To tens: the step from five records alike to six is ten, every other is none."""
-    before = lambda x: float(np.round(np.clip(x[:, 0], -1, 1).sum(), -1) + RNG.laplace(0, 1))  # noqa: E731
+    before_noise = lambda x: float(np.round(np.clip(x[:, 0], -1, 1).sum(), -1))  # noqa: E731
+    before = lambda x: before_noise(x) + RNG.laplace(0, 1)  # noqa: E731
     after = lambda x: float(np.round(np.clip(x[:, 0], -1, 1).sum() + RNG.laplace(0, 1), 1))  # noqa: E731
     asked = {"kind": "records", "seconds": 40.0, "max_calls": 30_000, "tried": InputShapes(tables=((12, 3),))}
     found = check(before, stated={"epsilon": 1.0, "delta": 0.0}, record=True, **asked)
     assert found.refuted and found.exact is not None and found.exact.shift_l1 == pytest.approx(10.0)
-    assert found.exact.epsilon == pytest.approx(10.0, rel=0.06) and "others 5 alike and zeros" in found.exact.inputs
+    assert found.exact.epsilon == pytest.approx(10.0, rel=0.06)
+    steps = [pair.says for pair in counted_neighbours("add_remove", asked["tried"]) if before_noise(pair.present) != before_noise(pair.absent)]
+    assert len(steps) == 1 and "others 5 alike and zeros" in steps[0]
     assert not check(after, stated={"epsilon": 1.0, "delta": 0.0}, **asked).refuted
 
 

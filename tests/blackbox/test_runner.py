@@ -15,7 +15,7 @@ import pytest
 from privdd.api import assert_private, check
 from privdd.blackbox.inputs import InputShapes
 from privdd.blackbox.mechanism import CheckedClaim, ChildStopped, gaussian_mu, run_in_child
-from privdd.blackbox.runner import WALL, stage_count
+from privdd.blackbox.runner import WALL
 from privdd.blackbox.verdict import (
     TONES,
     Checked,
@@ -68,11 +68,12 @@ def test_a_release_that_never_changes_is_checked_to_the_end(value: float) -> Non
 
 
 def test_half_the_noise_is_refuted_and_its_epsilon_is_bounded_from_below() -> None:
-    with pytest.raises(AssertionError, match="REFUTED: epsilon is above"):
-        assert_private(noised(0.5), stated=STATED, kind="update", **(FEW | {"max_calls": 12_000}))
+    with pytest.raises(AssertionError, match="REFUTED: no source of randomness"):
+        assert_private(clipped, stated=STATED, kind="update", **FEW)
     result = check(noised(0.5), stated=STATED, kind="update", **(FEW | {"max_calls": 20_000}))
     true = 4.53  # mu-GDP at twice the mu, epsilon of it at 1e-5
     # kappa is an estimate, as above: far from the 1 of the noise that is stated
+    assert result.says.startswith("<lambda>: epsilon 2 at delta 1e-5 (kind=update, zero_out): REFUTED: epsilon is above")
     assert 1.5 < result.kappa < 3.0 and 2.1 < result.certified < 1.02 * true
 
 
@@ -117,7 +118,7 @@ def test_what_cannot_be_checked_is_said_in_one_line() -> None:
 
 
 def test_a_mechanism_that_hangs_is_stopped() -> None:
-    assert WALL > 1 and stage_count() > 4
+    assert WALL > 1
     began = time.monotonic()
     with pytest.raises(ChildStopped, match=r"stopped after 0\.5 s"):
         run_in_child(lambda say: time.sleep(60) or {}, 0.5)
