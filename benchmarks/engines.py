@@ -1,4 +1,4 @@
-"""The engines in turn on the same worlds of a FedAvg client: serial, processes, Ray.
+"""The engines in turn on the same worlds of a FedAvg client: serial, processes, Ray with one worker and with all.
 
     python -m benchmarks.engines [--worlds 16] [--workers 2] [--epochs 10] [--turns 3] [--data digits] [--no-ray]
 
@@ -67,10 +67,12 @@ def main() -> None:
     keep_freed_memory()
     print(hardware())
     tasks = replays(given.data, given.worlds, given.epochs)
-    kinds = ("serial", "processes") if given.no_ray else ("serial", "processes", "ray")
-    engines = {kind: Engine(kind, workers=given.workers) for kind in kinds}
+    engines = {"serial": Engine(), "processes": Engine("processes", workers=given.workers)}
+    if not given.no_ray:  # the larger cluster first: the one worker is then one of its workers
+        for workers in sorted({1, given.workers}, reverse=True):
+            engines[f"ray, {workers}"] = Engine("ray", workers=workers)
     starts = {kind: timed(engine, tasks[:2])[0] for kind, engine in engines.items()}
-    seconds: dict[str, list[float]] = {kind: [] for kind in kinds}
+    seconds: dict[str, list[float]] = {kind: [] for kind in engines}
     results = {}
     for _ in range(given.turns):
         for kind, engine in engines.items():
@@ -81,9 +83,7 @@ def main() -> None:
           f"the first two worlds with start-up: {', '.join(f'{kind} {s:.1f} s' for kind, s in starts.items())}")  # fmt: skip
     for kind, value in middle.items():
         same = "the same bits" if alike(results[kind], results["serial"]) else "OTHER BITS"
-        ratio = middle["serial"] / value if kind != "ray" else value / middle["processes"]
-        what = "times the time of processes" if kind == "ray" else "times as fast as serial"
-        print(f"{kind:<10} {value:6.2f} s, {ratio:.2f} {what}, {same}")
+        print(f"{kind:<10} {value:6.2f} s, {middle['serial'] / value:.2f} times as fast as serial, {same}")
 
 
 if __name__ == "__main__":

@@ -16,7 +16,13 @@ from omegaconf import DictConfig, OmegaConf
 
 from privdd.core.validation import BadConfig
 from privdd.runtime.files import DamagedRun, read_json, write_json
-from privdd.runtime.noise_secret import SALT_BYTES, SECRET_VARIABLE, digest_secret, secret_of_environment
+from privdd.runtime.noise_secret import (
+    SALT_BYTES,
+    SECRET_FILE_VARIABLE,
+    SECRET_VARIABLE,
+    digest_secret,
+    secret_of_environment,
+)
 
 if TYPE_CHECKING:
     from privdd.runtime.run_folder import RunFolder
@@ -76,7 +82,7 @@ def unused_secret_error() -> BadConfig:
 def missing_secret_error() -> BadConfig:
     """Where noise is to be drawn and no secret is given."""
     return BadConfig(
-        f"privacy.noise_source=secret: no secret is given (environment variable {SECRET_VARIABLE}); {MAKE_SECRET_HINT}"
+        f"privacy.noise_source=secret: no secret is given (environment variable {SECRET_VARIABLE}, or a file named by {SECRET_FILE_VARIABLE}); {MAKE_SECRET_HINT}"
     )
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
 from privdd.core.group_settings import check_engine
+from privdd.runtime.compute_environment import current_environment
 from privdd.runtime.process_pool import process_map
 from privdd.runtime.ray_pool import count_ray_workers, ray_map, worker_environments
 from privdd.runtime.startup import usable_cores
@@ -88,10 +89,10 @@ def describe_engine(engine: Engine) -> dict[str, Any]:
 
 
 def describe_mixed_workers(engine: Engine) -> str:
-    """One line for the page where unlike workers computed together, else ""."""
+    """One line for the page where a worker was unlike this process, else ""."""
     environments = worker_environments() if engine.kind == "ray" else []
-    if len(environments) < 2:
+    if all(each == current_environment() for each in environments):
         return ""
-    own = environments[0]
-    differences = "; ".join(other.describe_difference(own) for other in environments[1:])
-    return f"{len(environments)} unlike kinds of worker (engine.mixed=true), so other bits are possible: {differences}"
+    own = current_environment()
+    differences = "; ".join(each.describe_difference(own) for each in environments if each != own)
+    return f"unlike workers (engine.mixed=true), so other bits are possible: {differences}"

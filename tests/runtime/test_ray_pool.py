@@ -131,7 +131,6 @@ def test_an_unlike_worker_computes_nothing_and_is_named(monkeypatch: pytest.Monk
 def test_mixed_workers_compute_and_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     ray = FakeRay()
     own = compute_environment.current_environment()
-    monkeypatch.setattr(ray_pool, "remote_answer", ray_pool.remote_answer)
     assert results(ray, mixed=True) == EXPECTED
     engine = Engine("ray", workers=2, mixed=True)
     assert describe_mixed_workers(engine) == ""
