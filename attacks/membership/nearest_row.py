@@ -136,8 +136,8 @@ class NearestRow(MembershipAttack):
     def _distances(self, view: View, truth: Truth) -> tuple[Tensor, Tensor] | None:
         """Distances (m,), (n,) of members and non-members to one round's rows; None where the two cannot be compared."""
         rows = _sent_rows(view)
-        inside = _map_records(view, truth.x, rows)
-        outside = _map_records(view, truth.heldout_x, rows)
+        inside = map_to_rows(view, truth.x, rows)
+        outside = map_to_rows(view, truth.heldout_x, rows)
         if inside is None or outside is None or not len(rows) or not len(inside) or not len(outside):
             return None
         return self._distance(inside, rows).double(), self._distance(outside, rows).double()
@@ -171,7 +171,7 @@ def _sent_rows(view: View) -> Tensor:
     return single_record_means(value["mean" if "mean" in value else "sum"], value.get("count"))
 
 
-def _map_records(view: View, x: Tensor, rows: Tensor) -> Tensor | None:
+def map_to_rows(view: View, x: Tensor, rows: Tensor) -> Tensor | None:
     """Records x (n, c, h, w) as rows of the kind that was sent, by the map that the view grants; None without a fitting one."""
     maps: Mapping[str, Callable[[Tensor], Tensor]] = view.knowledge.maps
     names = {

@@ -21,6 +21,7 @@ import torch
 from scipy.stats import norm
 from torch import Tensor
 
+from attacks.inversion.copy_detection import nearest_records
 from attacks.membership.attack import (
     blind_record_scores,
     is_separable,
@@ -34,7 +35,7 @@ from attacks.types import Adversary, Attack, Evidence, Family, Finding, Knowledg
 from privdd.auditing.attack_tasks import ErrorBudget, attack_seeds, attack_stream, corrected_bound
 from privdd.core.rng import Keys
 from privdd.core.validation import BadConfig
-from privdd.external.records import MIN_RECORDS, LabelledRecords, fill_gaps, nearest_records
+from privdd.external.records import MIN_RECORDS, LabelledRecords, fill_gaps
 from privdd.reporting.wording import format_share
 
 COIN_SIGMAS = 5.2  # an order of coins that would use up one set is as rare as one in five million, and is tossed again

@@ -341,9 +341,6 @@ def _list_few(names: Sequence[Any]) -> str:
     return f"{shown} and {len(names) - 5} more" if len(names) > 5 else shown
 
 
-DISTANCE_BLOCK = 1024  # records at once: a block of distances to 100,000 others takes 800 MB
-
-
 def flatten_records(x: Tensor, scale: Tensor | None = None) -> Tensor:
     """(n, d) float64, each coordinate in units of ``scale`` (d,)."""
     values = x.flatten(1).double()
@@ -357,20 +354,3 @@ def coordinate_scales(x: Tensor, pictures: bool) -> Tensor:
         return torch.ones(values.shape[1], dtype=torch.float64)
     found = values.std(0)
     return torch.where(found > 0, found, torch.ones_like(found))
-
-
-def nearest_records(records: Tensor, pool: Tensor, count: int = 1) -> tuple[Tensor, Tensor]:
-    """Distances (n, count), ascending, of records (n, d) to the nearest of ``pool`` (m, d), and places. Raises ValueError
-    if m < count."""
-    if len(pool) < count:
-        raise ValueError(f"{len(pool)} records in the pool, {count} nearest are asked for")
-    parts = records.split(DISTANCE_BLOCK)
-    at = torch.cat([torch.cdist(part, pool).topk(count, largest=False).indices for part in parts])
-    exact = torch.stack([(records - pool[column]).norm(dim=1) for column in at.T], 1)  # cdist rounds: a copy is at 0
-    return exact, at
-
-
-def is_copy_of_any(records: Tensor, pool: Tensor) -> Tensor:
-    """(n,) bool: whether a record of (n, d) is, number by number, one of ``pool`` (m, d)."""
-    known = {row.numpy().tobytes() for row in pool.contiguous()}
-    return torch.tensor([row.numpy().tobytes() in known for row in records.contiguous()], dtype=torch.bool)

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from attacks.inversion.copy_detection import compare_copies, count_copies, nearest_records
 from attacks.membership.attack import MembershipAttack, blind_record_scores
 from attacks.membership.lira import Lira
 from attacks.membership.rmia import Rmia
@@ -38,8 +39,6 @@ from privdd.external.records import (
     check_no_gaps,
     coordinate_scales,
     flatten_records,
-    is_copy_of_any,
-    nearest_records,
     records_from_arrays,
 )
 from privdd.external.run_folder import ExternalAudit, HeldArtifact, StatedLimit
@@ -64,48 +63,6 @@ def synthetic_signals(
         outputs = ridge_readout(games.add_constant(made).float(), synthetic.y, games.add_constant(own).float(), classes)
         found["confidence"] = logit_scaled(outputs.double(), records.y)
     return found
-
-
-@dataclass(frozen=True)
-class CopyCounts:
-    """exact, near: synthetic records that equal a training record, or lie nearer to one than any held-out record does.
-
-    exact_heldout, near_heldout: both sides exchanged, which nothing but chance explains. closer: share of ``compared``
-    synthetic records that are nearer to a training record than to any of as many held-out ones, 1/2 where nothing is
-    copied; interval: Clopper-Pearson 95 %, too narrow where records stem from one optimisation. distance (m,) and place
-    (m,): of the nearest training record.
-    """
-
-    exact: int
-    exact_heldout: int
-    near: int
-    near_heldout: int
-    closer: float
-    interval: tuple[float, float]
-    compared: int
-    distance: Tensor
-    place: Tensor
-
-
-def count_copies(synthetic: Tensor, train: Tensor, heldout: Tensor, generator: torch.Generator) -> CopyCounts:
-    """Copies among synthetic (m, d) of equally many training and held-out records (n, d), drawn at random. Raises
-    ValueError for an empty set."""
-    size = min(len(train), len(heldout))
-    if not size or not len(synthetic):
-        counts = f"{len(synthetic)} synthetic, {len(train)} training, {len(heldout)} held-out records"
-        raise ValueError(f"{counts}: none may be empty")
-    rows = torch.randperm(len(train), generator=generator)[:size]
-    inside, outside = train[rows], heldout[torch.randperm(len(heldout), generator=generator)[:size]]
-    near, at = (value[:, 0] for value in nearest_records(synthetic, inside))
-    far = nearest_records(synthetic, outside)[0][:, 0]
-    usual = nearest_records(outside, inside)[0].min(), nearest_records(inside, outside)[0].min()
-    wins, compared = int((near < far).sum()), int((near != far).sum())
-    share = wins / compared if compared else 0.5
-    return CopyCounts(
-        int(is_copy_of_any(synthetic, inside).sum()), int(is_copy_of_any(synthetic, outside).sum()),
-        int((near < usual[0]).sum()), int((far < usual[1]).sum()),
-        share, binomial_interval(wins, compared), compared, near, rows[at],
-    )  # fmt: skip
 
 
 # Giomi, Boenisch, Wehmeyer and Tasnadi, "A unified framework for quantifying privacy risk in synthetic data" (PoPETs 2023),
@@ -341,21 +298,25 @@ def _judge_copies(
     """sets: synthetic, training and held-out records."""
     synthetic, train, _ = sets
     made, own, other = (flatten_records(one.x, scale) for one in sets)
-    found = count_copies(made, own, other, keys.fold("copies").torch())
+    found = count_copies(made, own, other)
+    report = compare_copies(made, own, other, keys.fold("copies").torch())
     measures: dict[str, Any] = {
-        "identified": found.closer, "identified_chance": 0.5, "n": found.compared,
+        "identified": report.closer,
+        "identified_chance": 0.5,
+        "n": len(synthetic),
         "diagnostics": {
-            "closer_interval": list(found.interval),
-            "exact_copies": found.exact, "exact_copies_of_heldout": found.exact_heldout,
-            "near_copies": found.near, "near_copies_of_heldout": found.near_heldout,
+            **found.to_measures(),
+            "closer_interval": list(report.interval),
+            "compared": report.compared,
             "distance_member": float(found.distance.mean()),
         },
-    }  # fmt: skip
+    }
     said = (
-        f"of {len(synthetic)} synthetic records {found.exact} equal a training record ({found.exact_heldout} a held-out "
-        f"one) and {found.near} lie nearer to one than any held-out record does ({found.near_heldout} the other way round)"
+        f"of {found.released} synthetic records {found.exact} equal one of {found.training} training records "
+        f"({found.exact_heldout} one of {found.heldout} held-out ones) and {found.near} lie nearer to one than any held-out "
+        f"record does ({found.near_heldout} the other way round)"
     )
-    told = "identified: share that is nearer to a training record than to any held-out one"
+    told = "identified: share that is nearer to a training record than to any of as many held-out ones"
     finding = Finding(surface, "copy_detection", Family.RECONSTRUCTION, Adversary.PUBLIC, measures)
     kept: dict[str, Tensor] = {"distance": found.distance, "place": found.place}
     if pictures:

@@ -99,6 +99,11 @@ def exposed_records(row: FindingRow) -> list[WorstRecord]:
     return clear or ranked[:1]
 
 
+def identifies_members(row: FindingRow) -> bool:
+    """The one rule, for members nearer to what was sent than non-members: the chance of so many, at its share of the error."""
+    return row.copy_test is not None and row.copy_test.p_value < ALPHA / 2 / row._context.looks
+
+
 def ranks_members(row: FindingRow) -> bool:
     """The one rule, for the AUC: guessing reaches one half."""
     if row.auc is None or row.auc_ci is None:

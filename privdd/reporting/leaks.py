@@ -100,12 +100,14 @@ def item_name(row: FindingRow, count: int = 2) -> str:
 @dataclass(frozen=True)
 class CopyCount:
     """exact, near: of ``released`` records, how many equal a training record, and how many are nearer to one than any
-    held-out record is; control: the same two together, with training and held-out records exchanged."""
+    held-out record is; control: the same two together, with training and held-out records exchanged; chance: of a record
+    near one of either, that it is a training record: their share of both."""
 
     released: int
     exact: int
     near: int
     control: int
+    chance: float = 0.5
 
 
 def copy_count(row: FindingRow) -> CopyCount | None:
@@ -115,7 +117,11 @@ def copy_count(row: FindingRow) -> CopyCount | None:
         return None
     exact = int(known["exact_copies"])
     control = int(known.get("near_copies_of_heldout", 0))
-    return CopyCount(int(known.get("released", row.n or 0)), exact, int(known.get("near_copies", exact)), control)
+    training, heldout = int(known.get("training", 1)), int(known.get("heldout", 1))
+    chance = training / max(1, training + heldout)
+    return CopyCount(
+        int(known.get("released", row.n or 0)), exact, int(known.get("near_copies", exact)), control, chance
+    )
 
 
 def _copy_leaks(rows: Sequence[FindingRow]) -> list[Leak]:
@@ -136,13 +142,14 @@ def _copy_leaks(rows: Sequence[FindingRow]) -> list[Leak]:
 def _is_copying(row: FindingRow, count: CopyCount) -> bool:
     """An image that equals a training image is a copy by itself; else more copies of training records than of held-out ones.
 
-    Without copying each of the copies is as likely one of a held-out record: Binomial(copies + control, 1/2).
+    Without copying each is as likely near any of the n training and m held-out records: of all, the copies are
+    Binomial(copies + control, n / (n + m)).
     """
     if row.surface in IMAGE_SURFACES and count.exact > count.control:
         return True
     copies = max(count.exact, count.near)
     total = copies + count.control
-    return total > 0 and is_above_chance(copies / total, 0.5, total, row._context.looks)
+    return total > 0 and is_above_chance(copies / total, count.chance, total, row._context.looks)
 
 
 # Membership.
@@ -201,6 +208,26 @@ def _membership_leaks(rows: Sequence[FindingRow]) -> list[Leak]:
         return []
     kind: Kind = "membership" if best.kind in ("rate", "exposed") else "separation"
     return [Leak(best.row, kind, membership_phrase(best), membership_phrase(best, brief=True))]
+
+
+def nearest_phrase(row: FindingRow) -> str:
+    """All members that were identified by the nearest row that was sent, as a predicate with both denominators."""
+    test = row.copy_test
+    if test is None or not finding_selection.identifies_members(row):
+        return "was not shown to identify more members than chance by the nearest row that was sent"
+    said = f"can identify {test.identified} of {test.members} training records, and wrongly {test.false_alarms} of"
+    return f"{said} {test.nonmembers} non-members, by what was sent nearly as it is"
+
+
+def _nearest_leaks(rows: Sequence[FindingRow]) -> list[Leak]:
+    """Stronger than any rate over the audited records: of all records of the run, by a test that is exact."""
+    found = []
+    for row in rows:
+        if row.copy_test is not None and finding_selection.identifies_members(row):
+            share = row.copy_test.identified / max(1, row.copy_test.members)
+            said = nearest_phrase(row)
+            found.append(Leak(row, "membership", said, said, strength=1 + share))
+    return found
 
 
 # Reconstruction, and likeness to the training data.
@@ -343,6 +370,7 @@ Reader = Callable[[Sequence[FindingRow]], list[Leak]]
 READERS: tuple[Reader, ...] = (
     _copy_leaks,
     _picture_leaks,
+    _nearest_leaks,
     _membership_leaks,
     _identification_leaks,
     _feature_leaks,

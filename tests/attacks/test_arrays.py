@@ -55,6 +55,7 @@ INSIDE = {
     "membership.attack:score_leave_one_out": "scores an audit's Worlds",
     "membership.attack:membership_measures": "scores an audit's Worlds",
     "membership.attack:one_run_bound": "scores an audit's Worlds",
+    "membership.nearest_row:map_to_rows": "reads an audit's View",
     "membership.quantile:standardise_scores": "rows of its own regression",
     "membership.quantile:regression_features": "rows of its own regression",
 }
@@ -134,6 +135,9 @@ EXAMPLES: dict[str, Callable[[], tuple[Any, ...]]] = {
     "inversion.labels:label_overlap": lambda: (torch.tensor([3, 1, 2]), torch.tensor([2, 2, 2])),
     "inversion.labels:recover_labels": lambda: (net(), list(GRADIENTS), 4, SMALL),
     "inversion.labels:count_labels": lambda: (Y, 3),
+    "inversion.copy_detection:count_copies": lambda: (IMAGES, IMAGES, OTHERS),
+    "inversion.copy_detection:nearest_records": lambda: (random(6, 4), random(5, 4, seed=1), 2),
+    "inversion.copy_detection:is_copy_of_any": lambda: (random(6, 4), random(5, 4, seed=1)),
     "inversion.copy_detection:compare_copies": lambda: (IMAGES, IMAGES, OTHERS, generator()),
     "statistics:examine_low_bits": lambda: (random(200), 1.0),
     "statistics:is_off_lattice": lambda: (random(20), 0.25),

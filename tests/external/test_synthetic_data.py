@@ -10,6 +10,7 @@ import pytest
 import torch
 from sklearn.neighbors import NearestNeighbors
 
+from attacks.inversion.copy_detection import count_copies, is_copy_of_any, nearest_records
 from attacks.types import Surface
 from privdd import api
 from privdd.api import audit_synthetic
@@ -19,8 +20,6 @@ from privdd.external.records import (
     LabelledRecords,
     coordinate_scales,
     flatten_records,
-    is_copy_of_any,
-    nearest_records,
     records_from_arrays,
 )
 from privdd.external.run_folder import ExternalAudit, StatedLimit
@@ -28,7 +27,6 @@ from privdd.external.synthetic_data import (
     DistributionMatching,
     TableRisk,
     audit_synthetic_data,
-    count_copies,
     inference_risk,
     linkability_risk,
     make_recipe,
@@ -197,10 +195,26 @@ def test_copies_count_near_ones_by_how_near_strangers_come() -> None:
     """One dimension: train at 0, 10, ..., held out at 4, 14, ...: nearer than 4 is a near copy."""
     grid = torch.arange(0, 400, 10.0)[:, None].double()
     made = torch.cat([grid[:5] + 3.9, grid[:3] - 4.1, grid[7:8]])
-    found = count_copies(made, grid, grid + 4, torch.Generator().manual_seed(0))
+    found = count_copies(made, grid, grid + 4)
     assert (found.near, found.exact, found.exact_heldout) == (6, 1, 0)
-    assert found.near_heldout == 7 and found.compared == 9
+    assert found.near_heldout == 7 and found.released == 9
     assert found.place[-1] == 7 and found.distance[-1] == 0
+
+
+@pytest.mark.parametrize(("train", "heldout", "copies"), [(5000, 500, 100), (500, 5000, 50), (300, 300, 7), (2000, 20, 1)])
+def test_planted_copies_are_counted_exactly_at_any_size_of_the_held_out_file(train: int, heldout: int, copies: int) -> None:
+    g = torch.Generator().manual_seed(train)
+    sets = [(torch.rand(n, 12, generator=g), torch.randint(3, (n,), generator=g)) for n in (train, heldout, 200)]
+    places = torch.randperm(train, generator=g)[:copies]
+    made = torch.cat([sets[2][0], sets[0][0][places]]), torch.cat([sets[2][1], sets[0][1][places]])
+    own, other, synthetic = (records_from_arrays("s", *one) for one in (sets[0], sets[1], made))
+    found = audit_synthetic_data(synthetic, own, other, None, StatedLimit(), ExternalAuditSettings(shadows=0, records=200), {})
+    (row,) = [one.finding.measures for one in found.judged if one.finding.attack == "copy_detection"]
+    known = row["diagnostics"]
+    assert (known["exact_copies"], known["exact_copies_of_heldout"], known["released"]) == (copies, 0, 200 + copies)
+    assert (known["training"], known["heldout"], row["n"]) == (train, heldout, 200 + copies)
+    assert copies <= known["near_copies"] <= copies + 12
+    assert f"{copies} equal one of {train} training records" in row["note"]
 
 
 def test_linkability_against_brute_force() -> None:

@@ -22,6 +22,7 @@ import torch
 from scipy.stats import binom
 
 from attacks.membership.attack import MembershipAttack
+from attacks.membership.nearest_row import NearestRow
 from attacks.types import Adversary, Surface, Truth, View
 from privdd.cli.build import build_attacks
 from privdd.cli.compose import compose_config, config_dir
@@ -74,13 +75,13 @@ def claimed() -> Iterator[tuple[Surface, str]]:
 
 
 @lru_cache(maxsize=256)
-def _view(surface: Surface, seed: int, null: bool) -> View:
-    return planted(surface, seed, null=null)
+def _view(surface: Surface, seed: int, null: bool, copies: bool) -> View:
+    return planted(surface, seed, null=null, copies=copies)
 
 
 def finds(attack: MembershipAttack, surface: Surface, seed: int, *, null: bool = False) -> bool | None:
     """Whether the attack's AUC is above one half at 95 %; None where it says that there is nothing to read."""
-    view = _view(surface, seed, null)
+    view = _view(surface, seed, null, isinstance(attack, NearestRow))
     if attack.nothing_to_read(view):
         return None
     finding = attack.judge(attack.run(view, torch.Generator().manual_seed(seed)), view, NOBODY)
@@ -107,7 +108,8 @@ a client's members and of Gaussian noise, read by the same code as in an audit, 
 claims the surface, those that are off by default too, with its shipped settings: {RECORDS} records, {WORLDS} replays. Each member moves models and gradients by
 {PULL:g} standard deviations of the noise along its own gradient; images, features and representations are the members'
 own with noise of standard deviation {NOISE:g}, which is the records' own spread; labels and prototypes count the members
-of ten classes. A leak counts as found where the 95 % interval of the AUC lies above one half. In a null the same is sent
+of ten classes. For `nearest_row` and `nearest_patch`, which look for records that are sent as they are, one member in three
+is (of prototypes, the mean of each class is one member), and the rest of what is sent is noise. A leak counts as found where the 95 % interval of the AUC lies above one half. In a null the same is sent
 of records that other coins chose; 2.5 % of nulls may be found.
 
     python -m tests.power.membership --seeds {seeds} --write docs/power.md

@@ -144,11 +144,43 @@ PLANTED: Mapping[Surface, Callable[[AdversaryView, Tensor, torch.Generator], Val
     Surface.GLOBAL_IMAGES: lambda lens, inside, g: _images(lens, inside, g, "global_images"),
     Surface.SHARED_FEATURES: lambda lens, inside, g: _flat(lens, inside, g, "features", shared=True),
 }
+def _every_third(lens: AdversaryView, inside: Tensor, g: torch.Generator) -> tuple[Tensor, Tensor]:
+    """One member in three as it is, among random pictures."""
+    x, y = lens.candidates.x[inside], lens.candidates.y[inside]
+    made = torch.randn(x.shape, generator=g)
+    made[::3] = x[::3]
+    return made, y
+
+
+def _copied(lens: AdversaryView, inside: Tensor, g: torch.Generator, name: str) -> Values:
+    x, y = _every_third(lens, inside, g)
+    return {name: {"x": x if name.endswith("images") else x.flatten(1)}, "labels": {"y": y}}
+
+
+def _copied_prototypes(lens: AdversaryView, inside: Tensor, g: torch.Generator) -> Values:
+    """The mean of each class is that of one of its members alone."""
+    mean, count = torch.randn(CLASSES, 36, generator=g), torch.full((CLASSES,), 5.0)
+    for c in range(CLASSES):
+        own = lens.candidates.x[inside & (lens.candidates.y == c)].flatten(1)
+        if len(own):
+            mean[c], count[c] = own[0], 1.0
+    return {"prototypes": {"mean": mean, "count": count}}
+
+
+COPIED: Mapping[Surface, Callable[[AdversaryView, Tensor, torch.Generator], Values]] = {
+    Surface.SYNTHETIC_IMAGES: lambda lens, inside, g: _copied(lens, inside, g, "synthetic_images"),
+    Surface.SYNTHETIC_REPRESENTATIONS: lambda lens, inside, g: _copied(lens, inside, g, "synthetic_representations"),
+    Surface.FEATURES: lambda lens, inside, g: _copied(lens, inside, g, "features"),
+    Surface.PROTOTYPES: _copied_prototypes,
+    Surface.GLOBAL_IMAGES: lambda lens, inside, g: _copied(lens, inside, g, "global_images"),
+    Surface.SHARED_FEATURES: lambda lens, inside, g: _copied(lens, inside, g, "features"),
+}
 SENDER = {Surface.GLOBAL_MODEL: Adversary.PUBLIC, Surface.GLOBAL_IMAGES: Adversary.PEER, Surface.SHARED_FEATURES: Adversary.PEER}
 
 
-def planted(surface: Surface, seed: int, *, null: bool = False) -> View:
-    """K replays of a client whose upload on ``surface`` holds its members; null: those of other coins."""
+def planted(surface: Surface, seed: int, *, null: bool = False, copies: bool = False) -> View:
+    """K replays of a client whose upload on ``surface`` holds its members; null: those of other coins; copies: some of them
+    as they are, and nothing of the others."""
     g = torch.Generator().manual_seed(seed)
     candidates, public = records(RECORDS, g), records(PUBLIC, g)
     start = _shaped(0.05 * torch.randn(37 * CLASSES, generator=g))
@@ -157,7 +189,8 @@ def planted(surface: Surface, seed: int, *, null: bool = False) -> View:
     problem = Problem(SHAPE, CLASSES, clients=1)
     lens = AdversaryView(method, problem, Snapshot(0, {"model": start}, {}), candidates, public, {}, frozenset(), noise)
     masks, others = (torch.rand(WORLDS, RECORDS, generator=g) < 0.5 for _ in range(2))
-    sent = [PLANTED[surface](lens, coins, g) for coins in (others if null else masks)]
+    plant = (COPIED if copies else PLANTED)[surface]
+    sent = [plant(lens, coins, g) for coins in (others if null else masks)]
     signals = [_read(lens, surface, values) for values in sent]
     stacked = {key: torch.stack([one[key] for one in signals]) for key in signals[0]}
     game = MembershipGame(candidates, torch.arange(RECORDS), masks)

@@ -100,10 +100,17 @@ def other(attack: str, **more: Any) -> dict[str, Any]:
     return HEAD | {"attack": attack} | more
 
 
+def nearest(identified: int, p_value: float) -> dict[str, Any]:
+    counts = {"identified": identified, "false_alarms": 0, "p_value": p_value}
+    test = {"members": 281, "nonmembers": 101, "ranks": [{"rank": 1} | counts]} | counts
+    return row(NOTHING, attack="nearest_row", surface="synthetic_images", copy_test=test)
+
+
 FAMILIES = {
     "copies": other("copy_detection", identified=1.0, identified_chance=0.5, diagnostics=COPIES),
     "reconstruction": other("feature_inversion", psnr=20.0, n=100, pictures=IMAGES),
     "membership": row(STRONG, surface="synthetic_images"),
+    "nearest": nearest(111, 1e-18),
     "matched": other("feature_inversion", identified=1.0, identified_chance=0.02),
     "singling out": other("singling_out", identified=0.9, identified_chance=0.2, n=100),
     "linkability": other("linkability", identified=0.9, identified_chance=0.2, n=100),
@@ -113,6 +120,7 @@ SAYS = {
     "copies": "50 of 50 released images are training images (exactly) (synthetic images).",
     "reconstruction": "the server can reconstruct 40 of 100 images",
     "membership": "the server can identify 50 % of the training records at 1 in 1 000 false alarms",
+    "nearest": "the server can identify 111 of 281 training records, and wrongly 0 of 101 non-members, by what was sent",
     "matched": "the server can match 50 of 50 reconstructions to the right record (chance 2 %)",
     "singling out": "singling out singles out a training record with 90 of 100 predicates",
     "linkability": "linkability links the two halves of 90 of 100 training records",
@@ -122,6 +130,7 @@ UNSHOWN = {
     "copies": other("copy_detection", identified=0.5, identified_chance=0.5, diagnostics=NO_COPIES),
     "reconstruction": other("feature_inversion", psnr=12.1, n=100, pictures=NO_IMAGES),
     "membership": row(NOTHING, surface="synthetic_images"),
+    "nearest": nearest(5, 0.01),
     "matched": other("feature_inversion", identified=0.04, identified_chance=0.02),
     "singling out": other("singling_out", identified=0.2, identified_chance=0.2, n=100),
     "labels": other("label_counts", family="label", label_accuracy=0.5, n=300, baselines={"label_accuracy_chance": 0.5}),
@@ -151,3 +160,18 @@ def test_copies_count_against_those_of_held_out_records(exact: int, control: int
     counts = {"exact_copies": exact, "near_copies": exact, "near_copies_of_heldout": control}
     finding = FindingRow.model_validate(other("copy_detection", surface=surface, n=60, diagnostics=counts))
     assert bool(rank_leaks([finding])) is copies
+
+
+@pytest.mark.parametrize(("control", "copies"), [(4, False), (0, True)])
+def test_copies_of_many_training_records_are_held_against_few_held_out_ones(control: int, copies: bool) -> None:
+    """Of ten times as many training records ten times as many are near by chance: 40 beside 4 are no copies."""
+    counts = {"exact_copies": 0, "near_copies": 40, "near_copies_of_heldout": control, "training": 5000, "heldout": 500}
+    counts |= {"near_copies": 40 if control else 400}
+    finding = FindingRow.model_validate(other("copy_detection", n=600, diagnostics=counts))
+    assert bool(rank_leaks([finding])) is copies
+
+
+def test_members_that_are_named_by_what_was_sent_outrank_a_rate() -> None:
+    rows = [FAMILIES["membership"], FAMILIES["nearest"]]
+    leaks = rank_leaks(run(rows, "unprotected", "inf", surface="synthetic_images").findings)
+    assert [leak.row.attack for leak in leaks] == ["nearest_row"]

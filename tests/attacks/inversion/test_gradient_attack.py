@@ -283,10 +283,38 @@ def test_copy_detection(copied: bool) -> None:
     found = CopyDetection().judge(CopyDetection().run(view, rng()), view, truth)
     low, high = found.measures["diagnostics"]["closer_interval"]
     assert found.family == Family.RECONSTRUCTION and found.figures["real"].shape == shown.shape
+    counts = found.measures["diagnostics"]
     if copied:
-        assert found.measures["identified"] == 1 and found.measures["diagnostics"]["copies"] > 20
+        assert found.measures["identified"] == 1 and counts["exact_copies"] == counts["near_copies"] == counts["released"] == 60
     else:
-        assert low <= 0.5 <= high and found.measures["diagnostics"]["copies"] == 0
+        assert low <= 0.5 <= high and counts["exact_copies"] == 0
+
+
+@pytest.mark.parametrize(("members", "heldout", "copies"), [(1200, 60, 100), (60, 1200, 30), (300, 300, 250), (1000, 12, 1)])
+def test_all_copies_are_counted_among_all_released_images_and_representations(members: int, heldout: int, copies: int) -> None:
+    """At any number of held-out records, and beyond the images that are shown."""
+    x, y = digits()
+    x = x + 0.001 * torch.rand(x.shape, generator=rng(4))  # no two of the file are equal
+    x = x.clamp(0, 1)[torch.randperm(1797, generator=rng(3))]
+    truth = Truth(x[:members], y[:members], x[members : members + heldout], y[:heldout], torch.zeros(10))
+    fresh = torch.rand(40, 1, 8, 8, generator=rng(5))
+    weights = torch.randn(64, 9, generator=rng(6))
+    project = lambda x: x.flatten(1) @ weights  # noqa: E731
+    released = torch.cat([fresh, truth.x[:copies]])
+    granted = replace(_knowledge(), maps={"projection": project})
+    views = [
+        _view(Surface.SYNTHETIC_IMAGES, (Capture(0, 0, "images", {"x": released}),), _knowledge()),
+        _view(Surface.SYNTHETIC_REPRESENTATIONS, (Capture(0, 0, "rows", {"x": project(released)}),), granted),
+    ]
+    for view in views:
+        attack = CopyDetection(limit=20)
+        assert not attack.nothing_to_read(view)
+        counts = attack.judge(attack.run(view, rng()), view, truth).measures["diagnostics"]
+        assert counts["released"] == 40 + copies and counts["exact_copies_of_heldout"] == 0
+        near = counts["exact_copies"] if view is views[0] else counts["near_copies"]
+        assert near == copies
+    blind = replace(views[1], knowledge=_knowledge())
+    assert "no map" in CopyDetection().nothing_to_read(blind)
 
 
 def test_baselines_may_choose_their_records_as_the_attack_may() -> None:
