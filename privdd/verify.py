@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -46,6 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run_command(given: argparse.Namespace) -> int:
     from privdd.reporting.policy import parse_limits, policy_of_settings
     from privdd.runtime.files import DamagedRun, printable
+    from privdd.runtime.run_files import SIGNATURE, is_run_folder
     from privdd.verification.file_checks import sign_run
     from privdd.verification.run_folder import verify_run
 
@@ -53,9 +55,9 @@ def _run_command(given: argparse.Namespace) -> int:
     if given.sign and key is None:
         raise DamagedRun("--sign: --key FILE, your private key, is needed")
     policy = policy_of_settings({"policy": given.policy, "fail_on": parse_limits(given.fail_on)})
-    if given.sign:
-        (folder / "signature.json").unlink(missing_ok=True)
-    found = verify_run(folder, None if given.sign else key)
+    if given.sign and is_run_folder(folder):  # an earlier signature; in any other folder the file is somebody else's
+        (folder / SIGNATURE).unlink(missing_ok=True)
+    found = _with_data(verify_run(folder, None if given.sign else key), folder)
     print("\n".join([f"{folder}: {_conclusion(found)}", *map(str, found.disagreements)]), flush=True)
     for line in found.not_recomputable:
         print(printable(f"not recomputable, taken as stored: {line}"), file=sys.stderr)
@@ -70,6 +72,19 @@ def _run_command(given: argparse.Namespace) -> int:
     if policy is None:
         return EXIT_ON_TRUST if given.strict and found.deciding else 0
     return _judge_limits(given, policy, found)
+
+
+def _with_data(found: Verification, folder: Path) -> Verification:
+    """The data of the run are held against their digest too, where they are here."""
+    from privdd.cli.stored_data import compare_stored_data
+    from privdd.runtime.files import read_json_object
+    from privdd.runtime.run_files import CONFIG, MANIFEST
+
+    if not (folder / CONFIG).is_file():  # of what others trained: its files have digests of their own
+        return found
+    wrong, note = compare_stored_data(folder, read_json_object(folder / MANIFEST))
+    notes = (*found.not_recomputable, *([note] if note else []))
+    return replace(found, disagreements=(*found.disagreements, *wrong), not_recomputable=notes)
 
 
 def _judge_limits(given: argparse.Namespace, policy: Policy, found: Verification) -> int:

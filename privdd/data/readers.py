@@ -156,6 +156,11 @@ def _folders_below(name: str, base: Path, *, with_packages: bool) -> list[Path]:
     return folders
 
 
+def has_idx_files(name: str, root: Path | None) -> bool:
+    """Whether one of the searched folders holds the set, so that nothing has to be downloaded."""
+    return any(_find_idx_files(folder) for folder in candidate_folders(name, root))
+
+
 def find_idx_dataset(name: str, root: Path) -> Dataset | None:
     """The data set of idx files below ``root``; None where there are none."""
     folders = _folders_below(name, root, with_packages=True)

@@ -26,7 +26,7 @@ from privdd.reporting import decision
 from privdd.runtime.files import read_json
 from privdd.runtime.run_folder import RunFolder
 
-TINY = ["preset=smoke", "partition.clients=2", "algo=dp_means", "engine=serial", "data=npz", "privacy.noise_multiplier=1"]
+TINY = ["preset=smoke", "partition.clients=2", "algo=fedavg", "privacy=none", "model=mlp", "model.width=8", "algo.rounds=1", "engine=serial", "data=npz"]
 
 
 def write_npz(file: Path, seed: int, flipped: int = 0) -> None:
