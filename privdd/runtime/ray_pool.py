@@ -195,7 +195,7 @@ class RayCluster:
         except failures.RayTaskError as error:
             cause = getattr(error, "cause", None)
             if isinstance(cause, Exception) and not isinstance(cause, failures.RayError):
-                raise cause from None  # what failed before the task, such as an import
+                raise _explain_unread_message(cause) from None
             self._pause_after_loss(error)
         except failures.RayError as error:
             self._pause_after_loss(error)
@@ -222,6 +222,16 @@ class RayCluster:
         for handle in handles:
             with contextlib.suppress(self.ray.exceptions.RayError):
                 self.ray.cancel(handle, force=True)
+
+
+def _explain_unread_message(cause: Exception) -> BadConfig:
+    """A task's own error is part of an answer, so this one came before the task: an import, or a secret that is not there."""
+    if isinstance(cause, BadConfig):
+        return cause
+    said = f"{type(cause).__name__}: {shorten_error(cause)}"
+    return BadConfig(
+        f"engine=ray: a worker could not read its task; privdd and your own modules are needed on every node ({said})"
+    )
 
 
 def shorten_error(error: BaseException) -> str:
