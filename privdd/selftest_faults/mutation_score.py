@@ -12,28 +12,19 @@ import time
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, redirect_stderr
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
-from attacks.types import Adversary, Attack, Evidence, Family, Finding, Surface, Truth, View
-from privdd.auditing.coverage import untested_parts
-from privdd.auditing.dp_tests import guarantee_findings
-from privdd.auditing.findings import findings_json
 from privdd.auditing.method_contract import BrokenContract, check_method
-from privdd.auditing.pipeline import audit_error_budget, audit_experiment, membership_game_of
-from privdd.auditing.replay import restore_memories
-from privdd.auditing.verdicts import refutes_limit
-from privdd.auditing.views import FinishedRun
+from privdd.cli.build import build_experiment
+from privdd.cli.compose import compose_config
 from privdd.core.rng import Keys
 from privdd.core.validation import BadConfig
 from privdd.federated.experiment import Experiment
-from privdd.federated.noise_log import NoiseLog
-from privdd.federated.trainer import Trainer
-from privdd.runtime.engine import torch_threads
+from privdd.privacy.ledger import Ledger
 from privdd.runtime.files import read_json, write_json
 from privdd.runtime.run_folder import RunFolder
 from privdd.selftest_faults.client_faults import (
@@ -44,6 +35,7 @@ from privdd.selftest_faults.client_faults import (
     WIRE_FAULTS,
     WIRE_KINDS,
 )
+from privdd.selftest_faults.command_trial import CommandResult, run_audit_command
 from privdd.selftest_faults.fault import (
     PROFILE_TRAITS,
     SCOPE_AXES,
@@ -128,31 +120,20 @@ def select_faults(names: str) -> list[Fault]:
     return [fault for fault in found.values() if fault is not None]
 
 
-WIRE_TIER, METHOD_TIER, REFUSED_TIER = "wire", "method check", "refused"
-CONTRADICTION_VERDICT, UNTESTED_VERDICT = "contradiction", "untested"
+WIRE_TIER = "wire"
+METHOD_TIER = "method check"
+REFUSED_TIER = "refused"
+UNTESTED_VERDICT = "untested"
+ERROR_PREFIX = "privdd: error: "  # of the command's last line
 TOO_SMALL = "too small"  # a fault that was hardly in force, or not at all, and that nothing saw
 
 
 @dataclass(frozen=True)
-class IdleAttack(Attack):
-    """Reads every surface and finds nothing, at no cost: what is tested here are guarantees."""
-
-    family: Family = Family.RECONSTRUCTION
-    surfaces: frozenset[Surface] = frozenset(Surface)
-    adversaries: frozenset[Adversary] = frozenset(Adversary)
-
-    def run(self, view: View, generator: torch.Generator) -> Evidence:
-        return Evidence()
-
-    def judge(self, evidence: Evidence, view: View, truth: Truth) -> Finding:
-        return Finding(view.surface, "idle", self.family, view.adversary, {"identified": 0.0})
-
-
-@dataclass(frozen=True)
 class TrialOutcome:
-    """verdict: the audit's, or ``TOO_SMALL``; tiers: which tests say that something is wrong; says: the first of them, in words;
-    error: of a run that broke down in a way that no check foresees (it catches nothing); touched: how often the fault was
-    in force, where its plant counts that, -1 elsewhere."""
+    """verdict: the audit's, or ``TOO_SMALL``; tiers: what says that something is wrong, the tests as the page lists them; says:
+    the first of them, in words; error: of a run that broke down in a way that no check foresees (it catches nothing);
+    touched: how often the fault was in force, where its plant counts that, -1 elsewhere; status: the command's exit status;
+    first_line: of its terminal; surfaces: "surface (sender)" -> verdict."""
 
     fault: str
     profile: str
@@ -163,6 +144,9 @@ class TrialOutcome:
     error: str = ""
     seconds: float = 0.0
     touched: int = -1
+    status: int = 0
+    first_line: str = ""
+    surfaces: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def is_caught(self) -> bool:
@@ -175,76 +159,79 @@ class TrialOutcome:
 
 
 def run_trial(profile: FaultProfile, fault: Fault | None, seed: int) -> TrialOutcome:
-    """Train and audit in a folder that is deleted afterwards. The fault is in force all the time, in this process."""
+    """One audit by the command, in a folder that is deleted afterwards, judged by what a person gets of it. The fault is in
+    force all the time, in this process."""
     began, name = time.monotonic(), fault.key if fault else ""
     more = (*fault.settings, *profile.settings_for_rounds(fault.rounds)) if fault else ()
-    verdict, said, error = "", list[tuple[str, str]](), ""
+    plan = TrialPlan(profile, fault, tuple(profile.settings_of_run(seed, *more)))
     with (
-        tempfile.TemporaryDirectory() as folder, redirect_stderr(io.StringIO()), warnings.catch_warnings(),
+        tempfile.TemporaryDirectory() as folder,
+        redirect_stderr(io.StringIO()),
+        warnings.catch_warnings(),
         fault.plant() if fault else nullcontext() as moment,
-    ):  # fmt: skip
+    ):
         warnings.simplefilter("ignore")
         try:
-            verdict, said = _audit_trial(profile.build_experiment(seed, *more), Path(folder), fault is None)
-        except Exception as problem:  # where it names no fault, the plant broke the run; that is no detection
-            text = " ".join(str(problem).split())
-            if fault and fault.refusal and fault.refusal in text:
-                verdict, said = REFUSED_TIER, [(REFUSED_TIER, text)]
-            else:
-                verdict, error = "error", f"{type(problem).__name__}: {text}"[:300]
+            outcome = plan.judge(run_audit_command(Path(folder) / "run", plan.settings))
+        except Exception as problem:  # the plant broke the run; that is no detection
+            error = f"{type(problem).__name__}: {' '.join(str(problem).split())}"[:300]
+            outcome = TrialOutcome(name, profile.name, seed, "error", error=error)
     touched = moment.touched if isinstance(moment, FaultMoment) else -1
-    if fault and not said and not error and -1 < touched < fault.least:
+    verdict = outcome.verdict
+    if fault and not outcome.is_caught and not outcome.error and -1 < touched < fault.least:
         verdict = TOO_SMALL
-    tiers = tuple(dict.fromkeys(tier for tier, _ in said))
     seconds = round(time.monotonic() - began, 1)
-    says = said[0][1][:300] if said else ""
-    return TrialOutcome(name, profile.name, seed, verdict, tiers, says, error, seconds, touched)
+    return replace(outcome, seed=seed, verdict=verdict, seconds=seconds, touched=touched)
 
 
-def _audit_trial(experiment: Experiment, folder: Path, healthy: bool) -> tuple[str, list[tuple[str, str]]]:
-    """(verdict, (tier, note) of what is wrong). Of a faulty run tests are made until one says so, cheap ones first."""
-    if healthy:
-        found = audit_experiment(experiment, {"idle": IdleAttack()}, RunFolder(folder))
-        said = [*filter(None, map(_contradicting_note, found.findings))]
-        ledger = found.finished_run.progress.ledger
-        said += [(WIRE_TIER, str(error)) for error in check_sent_values(folder, ledger)]
-        return findings_json(found)["verdict"], said or _method_errors(experiment)
-    run = _train_run(experiment, folder)
-    ledger = run.progress.ledger
-    made: list[Finding] = []
-    if wire := list(check_sent_values(folder, ledger)):
-        return CONTRADICTION_VERDICT, [(WIRE_TIER, str(wire[0]))]
-    for finding in guarantee_findings(run, audit_error_budget(experiment, 0).confidence):
-        made.append(finding)
-        if wrong := _contradicting_note(finding):
-            return CONTRADICTION_VERDICT, [wrong]
-    told = _method_errors(experiment)
-    surfaces = {row.surface for row in ledger.releases if row.visible_to != ("analyst",)}
-    missing = any(untested_parts(ledger, surface, made) for surface in surfaces)
-    return UNTESTED_VERDICT if missing else "consistent", told
+@dataclass(frozen=True)
+class TrialPlan:
+    """One run of a profile: the fault in it (None: healthy), and the settings of its command line."""
+
+    profile: FaultProfile
+    fault: Fault | None
+    settings: tuple[str, ...]
+
+    def judge(self, result: CommandResult) -> TrialOutcome:
+        """The outcome, by exit status, verdicts and first line; of a run that the audit does not contradict, also by what
+        travelled and by ``check_method``."""
+        said, error, verdict = list[tuple[str, str]](), "", str(result.verdict)
+        if result.folder is None:
+            text = result.error.removeprefix(ERROR_PREFIX)
+            is_refused = bool(self.fault and self.fault.refusal and self.fault.refusal in text)
+            verdict = REFUSED_TIER if is_refused else "error"
+            said = [(REFUSED_TIER, text)] if is_refused else []
+            error = "" if is_refused else text[:300]
+        elif result.disagreement:
+            error = f"what a person is told differs: {result.disagreement}"
+        elif result.is_contradicted:
+            said = [(_tier_of_test(test), note) for test, _, note in result.refuting]
+        else:
+            said = self._find_other_errors(result.folder)
+        return TrialOutcome(
+            self.fault.key if self.fault else "",
+            self.profile.name,
+            0,
+            verdict,
+            tuple(dict.fromkeys(tier for tier, _ in said)),
+            said[0][1][:300] if said else "",
+            error,
+            status=result.status,
+            first_line=result.first_line,
+            surfaces=result.surfaces,
+        )
+
+    def _find_other_errors(self, folder: Path) -> list[tuple[str, str]]:
+        """(tier, note) of what other commands than the audit see of a run."""
+        ledger = Ledger.from_json(read_json(RunFolder(folder).ledger_file))
+        wire = [(WIRE_TIER, str(error)) for error in check_sent_values(folder, ledger)]
+        return wire or _method_errors(build_experiment(compose_config("audit", self.settings)))
 
 
-def _train_run(experiment: Experiment, folder: Path) -> FinishedRun:
-    """A finished run as the guarantee tests see it: what ``privdd.auditing.pipeline.audit_experiment`` does before it attacks."""
-    plan, game, record = experiment.plan, membership_game_of(experiment), NoiseLog(experiment.plan.victim)
-    shards = list(experiment.shards)
-    shards[plan.victim] = game.shard_of_replay(shards[plan.victim], 0)
-    trainer = Trainer(
-        plan, shards, experiment.test_records, experiment.engine, RunFolder(folder), experiment.new_ledger(), experiment.capture,
-        record=record,
-    )  # fmt: skip
-    progress = trainer.run()
-    with torch_threads(experiment.engine.threads):
-        progress = restore_memories(plan, progress, shards[plan.victim])
-    return FinishedRun(experiment, progress, game, shards[plan.victim], record)
-
-
-def _contradicting_note(finding: Finding) -> tuple[str, str] | None:
-    """(tier, note) of a guarantee finding that is a contradiction."""
-    if finding.family != Family.GUARANTEE or not refutes_limit(finding, None):
-        return None
-    tier, _, test = finding.attack.partition("_")
-    return f"{tier.upper()} {test.replace('_', ' ')}", str(finding.measures.get("note", ""))
+def _tier_of_test(test: str) -> str:
+    """t1_sensitivity -> "T1 sensitivity"."""
+    tier, _, name = test.partition("_")
+    return f"{tier.upper()} {name.replace('_', ' ')}"
 
 
 def _method_errors(experiment: Experiment) -> list[tuple[str, str]]:
@@ -257,7 +244,7 @@ def _method_errors(experiment: Experiment) -> list[tuple[str, str]]:
     return []
 
 
-SCORE_SCHEMA = 2
+SCORE_SCHEMA = 3
 MISSED_CELL, ERROR_CELL, ABSENT_CELL, UNTRIED_CELL = "MISSED", "ERROR", "–", ""
 
 
@@ -378,10 +365,13 @@ def format_score_page(
         "",
         f"**{summarise_score(outcomes)}** Healthy runs: {seeds}.",
         "",
-        "A cell names the first test that said that something is wrong, cheap ones first: the digests of what travelled",
-        "(wire), the run's own ledger, noise and sampling (T0), sensitivity and presence (T1), likelihood ratios and whole",
-        "runs (T2), transcripts and the accountant's curve (T3), `privdd.api.check_method` (method check); refused: the",
-        f"run stopped with an error that names the fault. {MISSED_CELL}: nothing did; {TOO_SMALL} (n): nor did anything, and the fault was",
+        "Each run is an audit by the command, judged by what a person gets of it: a fault is caught where the exit status is 2,",
+        "the first line says that a limit does not hold, and the verdicts of run, surfaces and findings say so too. A cell names",
+        "the first test that refuted, in the page's order: the run's own ledger, noise and sampling (T0), sensitivity, presence",
+        "and messages (T1), likelihood ratios and whole runs (T2), transcripts and the accountant's curve (T3). Of a run that the",
+        "audit does not contradict, the digests of what travelled (wire, `privdd.verify`) and `privdd.api.check_method` (method",
+        "check) are asked as well; refused: the run stopped with an error that names the fault.",
+        f"{MISSED_CELL}: nothing did; {TOO_SMALL} (n): nor did anything, and the fault was",
         f"in force on so few numbers, records or messages only (it does not count). {ABSENT_CELL}: the fault has no place there:",
         f"the profile {'; '.join(dict.fromkeys(PROFILE_TRAITS.values()))}. An empty cell was not run.",
         *format_score_table(outcomes, faults, profiles),

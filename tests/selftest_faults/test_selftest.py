@@ -66,7 +66,7 @@ EACH = [  # one of each group, in the profile where it is cheapest
 @pytest.mark.parametrize(("fault", "profile", "tier"), EACH)
 def test_a_fault_is_caught_by_the_test_that_is_meant_for_it(fault: str, profile: str, tier: str) -> None:
     outcome = run_trial(PROFILES[profile], NAMED_FAULTS[fault], 0)
-    assert outcome.tiers == (tier,), (outcome.verdict, outcome.says, outcome.error)
+    assert outcome.tiers[:1] == (tier,), (outcome.verdict, outcome.says, outcome.error)
 
 
 def test_the_command_runs_a_healthy_control_and_goes_on_where_it_stopped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -195,7 +195,7 @@ UNWRITTEN = [  # points of the grid that no named fault is
 @pytest.mark.parametrize(("key", "profile"), UNWRITTEN)
 def test_noise_that_is_wrong_at_one_place_only_is_caught(key: str, profile: str) -> None:
     outcome = run_trial(PROFILES[profile], *select_faults(key), 3)
-    assert outcome.tiers == ("T0 noise",) and outcome.touched >= 50, (outcome.verdict, outcome.error)
+    assert outcome.tiers[:1] == ("T0 noise",) and outcome.touched >= 50, (outcome.verdict, outcome.error)
 
 
 def test_code_is_put_back() -> None:

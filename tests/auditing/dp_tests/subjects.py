@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attacks.types import Finding, Surface
+from attacks.types import Adversary, Attack, Evidence, Family, Finding, Surface, Truth, View
 from privdd.auditing.dp_tests.runner import mechanism_tests
 from privdd.auditing.dp_tests.statement import GuaranteeSubject
 from privdd.core.rng import Keys
@@ -133,3 +133,18 @@ def mechanism_findings(of: GuaranteeSubject) -> Iterator[Finding]:
     """Findings for every mechanism of the plan, one after the other."""
     for test in mechanism_tests(of):
         yield from test.findings(of, *test.names)
+
+
+@dataclass(frozen=True)
+class IdleAttack(Attack):
+    """Reads every surface and finds nothing, at no cost: what is tested here are guarantees."""
+
+    family: Family = Family.RECONSTRUCTION
+    surfaces: frozenset[Surface] = frozenset(Surface)
+    adversaries: frozenset[Adversary] = frozenset(Adversary)
+
+    def run(self, view: View, generator: torch.Generator) -> Evidence:
+        return Evidence()
+
+    def judge(self, evidence: Evidence, view: View, truth: Truth) -> Finding:
+        return Finding(view.surface, "idle", self.family, view.adversary, {"identified": 0.0})

@@ -53,12 +53,11 @@ from privdd.runtime.engine import Engine
 from privdd.runtime.files import read_json
 from privdd.runtime.run_folder import RunFolder
 from privdd.selftest_faults import noise_faults as faults
-from privdd.selftest_faults.mutation_score import IdleAttack
-from tests.conftest import SmallAudit
-from tests.federations import tiny, tiny_config
 
 # Sampling that is not done by ``ctx.sample`` is judged by how many records contribute to the releases.
-
+from tests.auditing.dp_tests.subjects import IdleAttack
+from tests.conftest import SmallAudit
+from tests.federations import tiny, tiny_config
 
 HELD, Q, RELEASES = 100, 0.1, 20
 Size = Callable[[np.random.Generator], int]

@@ -1,0 +1,54 @@
+"""Every profile with a guarantee, audited by the command without noise and with half of the noise: one line each.
+
+python -m benchmarks.plants [PROFILE,PROFILE] -> | profile | plant | status | seconds | surfaces contradicted | first line |
+Exit status 0 where every run ends with status 2 and everything that a person is told agrees, else 1.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from privdd.selftest_faults.command_trial import CommandResult, run_audit_command
+from privdd.selftest_faults.fault import FaultProfile, select_profiles
+from privdd.selftest_faults.mutation_score import select_faults
+
+PLANTS: Mapping[str, str] = {"no noise": "noise:missing/all/every/all/all", "half the noise": "noise:half/all/every/all/all"}
+CHEAPEST = ("data.limit=60", "data.test_limit=20", "partition.clients=2", "audit.records=8")
+
+
+def audit_with_plant(profile: FaultProfile, plant: str, folder: Path, *more: str) -> CommandResult:
+    """The audit of a profile with one of ``PLANTS`` in force; more: settings, the last one wins."""
+    (fault,) = select_faults(PLANTS[plant])
+    with fault.plant():
+        return run_audit_command(folder, (*profile.settings_of_run(0), *CHEAPEST, *more))
+
+
+def audit_profiles(names: str) -> Iterator[tuple[str, str, CommandResult]]:
+    """(profile, plant, what a person gets), of "all" or of names separated by commas. Raises BadConfig for an unknown one."""
+    for profile in select_profiles(names):
+        if why := profile.reason_unavailable():
+            print(f"{profile.name}: not run: {why}", file=sys.stderr)
+            continue
+        for plant in PLANTS:
+            with tempfile.TemporaryDirectory() as folder:
+                yield profile.name, plant, audit_with_plant(profile, plant, Path(folder) / "run")
+
+
+def main() -> int:
+    print("| profile | plant | status | seconds | contradicted | first line |\n|---|---|---|---|---|---|", flush=True)
+    missed = 0
+    for profile, plant, result in audit_profiles(sys.argv[1] if len(sys.argv) > 1 else "all"):
+        broken = [name for name, verdict in result.surfaces.items() if verdict == "contradiction"]
+        line = result.first_line or result.error
+        told = f"{', '.join(broken)} of {len(result.surfaces)} | {line[:70]}{result.disagreement}"
+        print(f"| {profile} | {plant} | {result.status} | {result.seconds:.0f} | {told} |", flush=True)
+        if result.disagreement or not result.is_contradicted:
+            missed += 1
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
