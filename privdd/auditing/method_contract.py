@@ -18,6 +18,7 @@ from privdd.auditing.dp_tests.instrumentation import compare_traces, trace_round
 from privdd.auditing.dp_tests.non_interference_test import INTERFERENCE_TEST
 from privdd.auditing.dp_tests.statement import GuaranteeSubject
 from privdd.auditing.signal_extraction import AdversaryView, UnreadableUpload, extract_signals, missing_hooks
+from privdd.core.group_settings import Relation
 from privdd.core.rng import Keys
 from privdd.core.types import Problem, Received, Records, Shard, State, Upload, Work
 from privdd.federated.aggregation import sum_uploads
@@ -58,17 +59,19 @@ def check_method(
     classes: int = 3,
     records: int = 24,
     seed: int = 0,
+    relation: Relation = "zero_out",
 ) -> None:
     """Run a few rounds of a method and raise BrokenContract, one line for each thing that is wrong.
 
     Checked: it is a ``Method``; its uploads are declared and finite, can be read by an attack, and depend on
     nothing but their arguments; ``recall`` and ``local_batched`` agree with ``local``; what claims to be
     private depends on the records only through ``mechanisms``, and ledger rows not at all; ``predict`` gives one
-    score a class. Images are random, (c, h, w) = ``shape``; the arguments must suit the method's settings.
+    score a class. Images are random, (c, h, w) = ``shape``; the arguments must suit the method's settings. relation: of
+    neighbouring data sets; under add_remove labels and the number of records are private too, and exchanged.
     """
     if not isinstance(method, Method):
         raise BrokenContract(f"{type(method).__name__} is no Method: it must inherit from privdd.api.Method")
-    plan = Plan(Keys(seed), Problem(shape, classes, CHECKED_CLIENTS), method, mechanisms or {})
+    plan = Plan(Keys(seed), Problem(shape, classes, CHECKED_CLIENTS), method, mechanisms or {}, relation=relation)
     found = list(_unreadable_uploads(method)) or list(_find_faults(plan, _random_shards(shape, classes, records, seed)))
     if found:
         raise BrokenContract("\n".join(dict.fromkeys(found)))
@@ -81,7 +84,8 @@ def contract_findings(subject: GuaranteeSubject) -> Iterator[Finding]:
     shape, classes = plan.problem.shape, plan.problem.classes
     try:
         if names:
-            check_method(plan.method, mechanisms=plan.mechanisms, shape=shape, classes=classes)
+            relation = "add_remove" if subject.ledger.unit == "client" else subject.ledger.relation
+            check_method(plan.method, mechanisms=plan.mechanisms, shape=shape, classes=classes, relation=relation)
         return
     except BrokenContract as broken:
         lines = str(broken).splitlines()
@@ -173,10 +177,14 @@ def _batched_faults(trial: CheckedRound, sent: Upload, kept: State) -> Iterator[
 
 
 def _interference_faults(trial: CheckedRound, other: Shard) -> Iterator[str]:
-    """Faults of messages that depend on the records: with other images of the same labels, and with most records zeroed out."""
+    """Faults of messages that depend on the records: with other images of the same labels, and with most records zeroed out;
+    under add_remove also with other labels, and with most records gone."""
     plan, shard = trial.plan, trial.shard
-    sets = [shard.with_train(replace(shard.train, x=other.train.x))]
-    sets += [zero_out_others(shard, shard.train.take(range(2 * len(shard.train) // 3, len(shard.train))))]
+    few = shard.train.take(range(2 * len(shard.train) // 3, len(shard.train)))
+    sets = [shard.with_train(replace(shard.train, x=other.train.x)), zero_out_others(shard, few)]
+    if plan.relation == "add_remove":
+        relabelled = replace(shard.train, y=(shard.train.y + 1) % shard.classes)
+        sets += [shard.with_train(relabelled), shard.with_train(few)]
     at = trial.round, plan.method.broadcast(trial.server), trial.memory
     own = trace_round(plan, *at, shard)
     for one in sets:

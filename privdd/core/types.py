@@ -45,9 +45,42 @@ class Records:
         return Records(*(torch.cat([getattr(p, f) for p in parts]) for f in ("x", "y", "ids")))
 
 
+NOT_HANDED_OVER = (
+    "local is handed client, train, nulls and classes alone: a client's test and held-out records are no part of what a guarantee "
+    "covers, so nothing that is sent may depend on them"
+)
+
+
+class NotHandedOver(AttributeError, ValueError):
+    """Records that client work asks for and is not given: one line for the user, and an absent attribute for Python."""
+
+
+@dataclass(frozen=True)
+class ClientData:
+    """What ``Method.local`` is handed of a client's data: what it trains on, and nothing else. nulls: as of ``Shard``."""
+
+    client: int
+    train: Records
+    classes: int
+    nulls: Records | None = None
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        return tuple(self.train.x.shape[1:])  # type: ignore[return-value]
+
+    def with_train(self, train: Records) -> ClientData:
+        return replace(self, train=train)
+
+    def __getattr__(self, name: str) -> Records:
+        """Says of other records of the client why they are not there."""
+        if name in ("test", "heldout"):
+            raise NotHandedOver(f"shard.{name}: {NOT_HANDED_OVER}")
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+
 @dataclass(frozen=True)
 class Shard:
-    """One client's data: train feeds its uploads, test its personal accuracy, heldout the audit.
+    """One client's data, as the simulator holds them: train feeds its uploads, test its personal accuracy, heldout the audit.
 
     nulls: records that zero-out adjacency has replaced: black images that keep id and label. They contribute zero to every
     query; a method that releases one row per record releases theirs too.
@@ -66,6 +99,11 @@ class Shard:
 
     def with_train(self, train: Records) -> Shard:
         return replace(self, train=train)
+
+    @property
+    def client_data(self) -> ClientData:
+        """What the client's work is handed."""
+        return ClientData(self.client, self.train, self.classes, self.nulls)
 
 
 @dataclass(frozen=True)
@@ -121,9 +159,15 @@ def name_class_cell(label: int) -> str:
     return f"label:{label}"
 
 
+UNKNOWN_CELL = -1  # no class: a partition by something else than the label, whose records only their contributions tell
+
+
 def class_of_cell(partition: str | None) -> int | None:
-    """The class of such a partition; None where a release is not partitioned by class."""
-    return None if partition is None else int(partition.removeprefix("label:"))
+    """The class of such a partition; None where a release is not partitioned, ``UNKNOWN_CELL`` where its cells are no classes."""
+    if partition is None:
+        return None
+    kind, _, label = partition.partition(":")
+    return int(label) if kind == "label" and label.isdecimal() else UNKNOWN_CELL
 
 
 def pack(prefix: str, values: Mapping[str, Tensor]) -> dict[str, Tensor]:

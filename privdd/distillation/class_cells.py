@@ -22,7 +22,7 @@ from torch import Tensor
 
 from privdd.core.device import copy_to_device, stream_to_device
 from privdd.core.rng import Keys
-from privdd.core.types import Artifact, Records, Shard, State, Upload
+from privdd.core.types import Artifact, ClientData, Records, State, Upload
 from privdd.training.sgd import pool_records
 
 
@@ -89,7 +89,7 @@ def cut_cells(pool: Records, present: Tensor, classes: int) -> ClassCells:
     return ClassCells(pool, tuple(groups), slot)
 
 
-def batched_cells(shards: Sequence[Shard]) -> ClassCells:
+def batched_cells(shards: Sequence[ClientData]) -> ClassCells:
     """The cells of K worlds of one client, from the records that each holds.
 
     The pool is what all worlds hold, then the rest, each in the order of ids. Raises ValueError where a
@@ -310,7 +310,7 @@ def memory_of_replay(cells: ClassCells, images: Tensor, world: int) -> State:
     return images_to_memory(images[held], cells.labels[held])
 
 
-def warn_short_classes(shard: Shard, ipc: int, keys: Keys) -> None:
+def warn_short_classes(shard: ClientData, ipc: int, keys: Keys) -> None:
     """Say which classes of a client cannot fill a real start, or that it holds nothing; replays do not."""
     if "world" in keys.path:
         return

@@ -26,7 +26,7 @@ from attacks.validation import check_below_one, check_counts, check_positive
 from privdd.core.device import stream_to_device
 from privdd.core.loop_timing import timed_steps
 from privdd.core.rng import Keys
-from privdd.core.types import Records, Shard, State, Tensors
+from privdd.core.types import ClientData, Records, State, Tensors
 from privdd.distillation.class_cells import (
     ClassCells,
     RealBatch,
@@ -127,7 +127,7 @@ class GradientImages(Distiller):
         check_positive(self, "lr", "network_lr", under="virtual.")
         check_below_one(self, "momentum", under="virtual.")
 
-    def distil(self, model: ModelSpec, shard: Shard, ctx: ClientContext) -> State:
+    def distil(self, model: ModelSpec, shard: ClientData, ctx: ClientContext) -> State:
         cells = single_client_cells(shard.train, shard.classes)
         images = draw_initial_images(self.start, cells, self.ipc, shard.shape, ctx.keys.fold("start")).to(shard.train.x)
         count = self.networks if len(cells) else 0

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.func import vjp, vmap
 
 from privdd.core.loop_timing import timed_steps
-from privdd.core.types import Records, Shard, name_class_cell
+from privdd.core.types import ClientData, Records, name_class_cell
 from privdd.distillation.distribution_matching import (
     CHUNK,
     Embed,
@@ -209,7 +209,7 @@ def is_protected(mechanisms: Mapping[str, Mechanism]) -> bool:
     return any(name in mechanisms for name in QUERIES)
 
 
-def restrict_as_printed(shard: Shard, ctx: ClientContext) -> ClientContext:
+def restrict_as_printed(shard: ClientData, ctx: ClientContext) -> ClientContext:
     """The context in which a client sends the classes that it holds, as the papers print it, where the batch mean is clipped.
 
     Which these are depends on the records and is protected by nothing: sound variants send every class of the public list.

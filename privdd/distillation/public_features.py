@@ -24,7 +24,7 @@ from attacks.images import LpipsTrunk, load_pretrained_trunk
 from attacks.tensors import average_pool
 from attacks.validation import check_counts, check_non_negative, check_positive
 from privdd.core.rng import Keys
-from privdd.core.types import Records, Shard, State, Tensors
+from privdd.core.types import ClientData, Records, State, Tensors
 from privdd.distillation.class_cells import draw_smooth_images
 from privdd.distillation.distribution_matching import embed_images, record_embeddings
 from privdd.distillation.image_fitting import draw_silhouettes
@@ -401,7 +401,7 @@ def _head_residuals(weight: Tensor, rows: Tensor, y: Tensor, longest: float | No
     return residual
 
 
-def embed_shards(rows: PublicRows, shards: Sequence[Shard]) -> list[Tensor]:
+def embed_shards(rows: PublicRows, shards: Sequence[ClientData]) -> list[Tensor]:
     """The rows of K shards that hold many of the same records: each record goes through the map once."""
     pool = shards[0].train if len(shards) == 1 else Records.concat([shard.train for shard in shards])
     _, first, inverse = np.unique(pool.ids.cpu().numpy(), return_index=True, return_inverse=True)

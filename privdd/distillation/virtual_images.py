@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from attacks.validation import check_counts
 from privdd.core.rng import Keys
-from privdd.core.types import Records, Shard, State, Values
+from privdd.core.types import ClientData, Records, State, Values
 from privdd.distillation.class_cells import (
     ClassCells,
     carry_over_images,
@@ -51,10 +51,10 @@ class Distiller(ABC):
     """How a client's images are made. Subclasses are frozen dataclasses that hold settings only."""
 
     @abstractmethod
-    def distil(self, model: ModelSpec, shard: Shard, ctx: ClientContext) -> State:
+    def distil(self, model: ModelSpec, shard: ClientData, ctx: ClientContext) -> State:
         """The images of each class that the client holds, for its memory (see IMAGES_PREFIX), in networks like ``model``."""
 
-    def replace_records(self, images: State, shard: Shard) -> Shard:
+    def replace_records(self, images: State, shard: ClientData) -> ClientData:
         """The client with its images, one after the other by class, where its records were.
 
         Records that zero-out adjacency blackened are gone too: what they would have changed is in the images.
@@ -73,10 +73,10 @@ class Distiller(ABC):
 class OwnRecords(Distiller):
     """No distillation: the client's records stand for themselves. The grid's control, and the identity in tests."""
 
-    def distil(self, model: ModelSpec, shard: Shard, ctx: ClientContext) -> State:
+    def distil(self, model: ModelSpec, shard: ClientData, ctx: ClientContext) -> State:
         return {}
 
-    def replace_records(self, images: State, shard: Shard) -> Shard:
+    def replace_records(self, images: State, shard: ClientData) -> ClientData:
         return shard
 
     @property
@@ -90,8 +90,8 @@ def images_in_memory(memory: State) -> State:
 
 
 def replace_by_images(
-    distiller: Distiller, model: ModelSpec, memory: State, shard: Shard, ctx: ClientContext
-) -> tuple[Shard, State]:
+    distiller: Distiller, model: ModelSpec, memory: State, shard: ClientData, ctx: ClientContext
+) -> tuple[ClientData, State]:
     """(the client as its method sees it, the images to remember): made once, in the first round that needs them."""
     images = images_in_memory(memory) or distiller.distil(model, shard, ctx)
     return distiller.replace_records(images, shard), images
@@ -119,14 +119,14 @@ class VirtualImages(Distiller):
         check_counts(self, "ipc", "warmup_reads", "refine_reads", under="virtual.")
         check_init(self.start)
 
-    def distil(self, model: ModelSpec, shard: Shard, ctx: ClientContext) -> State:
+    def distil(self, model: ModelSpec, shard: ClientData, ctx: ClientContext) -> State:
         """The images of the first distillation, in new networks."""
         cells = single_client_cells(shard.train, shard.classes)
         stages = self.matching_stages(model, {}, shard, ctx, first=True, refine=False)
         return images_to_memory(self.distil_cells(cells, {}, stages, shard, ctx), cells.labels)
 
     def matching_stages(
-        self, spec: ModelSpec, broadcast: Values, shard: Shard, ctx: ClientContext, *, first: bool, refine: bool
+        self, spec: ModelSpec, broadcast: Values, shard: ClientData, ctx: ClientContext, *, first: bool, refine: bool
     ) -> list[MatchingStage]:
         """The matching runs of this round."""
         model, stages = build_skeleton(spec, shard.shape, shard.classes), []
@@ -144,7 +144,7 @@ class VirtualImages(Distiller):
         cells: ClassCells,
         memory: State,
         stages: list[MatchingStage],
-        shard: Shard,
+        shard: ClientData,
         ctx: ClientContext,
         own: Sequence[Keys] | None = None,
     ) -> Tensor:
@@ -157,7 +157,7 @@ class VirtualImages(Distiller):
         return images
 
     def distil_protected(
-        self, memory: State, stages: list[MatchingStage], shard: Shard, ctx: ClientContext
+        self, memory: State, stages: list[MatchingStage], shard: ClientData, ctx: ClientContext
     ) -> tuple[Tensor, Tensor]:
         """Images (C, ipc, c, h, w) and classes (C,) of the public list, by noised reads of the records alone.
 

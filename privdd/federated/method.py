@@ -18,7 +18,7 @@ from attacks.types import Surface
 from attacks.validation import check_hook_names, declared_hooks
 from privdd.core.device import to_device
 from privdd.core.rng import Keys
-from privdd.core.types import Problem, Received, Shard, State, Tensors, Upload, Values, Work, unpack
+from privdd.core.types import ClientData, Problem, Received, Shard, State, Tensors, Upload, Values, Work, unpack
 from privdd.federated.channel import ClientContext
 from privdd.privacy.claims import Claim, ClaimedRun
 from privdd.privacy.mechanism import Mechanism
@@ -104,11 +104,11 @@ class AuditHooks:
         """surface -> epsilon that the paper promises, where that differs from the ledger's total."""
         return {}
 
-    def released(self, broadcast: Values, shard: Shard, ctx: ClientContext) -> Upload:
+    def released(self, broadcast: Values, shard: ClientData, ctx: ClientContext) -> Upload:
         """The releases of ``local`` under a guarantee, without work that no message depends on."""
         return self._method.local(broadcast, {}, shard, ctx)[0]
 
-    def steps(self, broadcast: Values, shard: Shard, ctx: ClientContext) -> Any:
+    def steps(self, broadcast: Values, shard: ClientData, ctx: ClientContext) -> Any:
         """The public facts of a round's noised matching steps (``Steps``); None if there are none."""
         return None
 
@@ -122,7 +122,7 @@ class AuditHooks:
         """Whether the upload of ``round`` depends on what the client kept, ``memory``, from earlier rounds."""
         return bool(memory)
 
-    def recall(self, broadcast: Values, memory: State, shard: Shard, ctx: ClientContext) -> State:
+    def recall(self, broadcast: Values, memory: State, shard: ClientData, ctx: ClientContext) -> State:
         """The memory that ``local`` would keep, without the work on an upload that nobody reads."""
         return self._method.local(broadcast, memory, shard, ctx)[1]
 
@@ -135,7 +135,11 @@ class AuditHooks:
         return self.phase(round)
 
     def local_batched(
-        self, broadcast: Values, memories: Sequence[State], shards: Sequence[Shard], contexts: Sequence[ClientContext]
+        self,
+        broadcast: Values,
+        memories: Sequence[State],
+        shards: Sequence[ClientData],
+        contexts: Sequence[ClientContext],
     ) -> Sequence[Work] | None:
         """K calls of ``local`` at once (up to rounding), or None where this round has no such form.
 
@@ -190,7 +194,7 @@ class Method(ABC):
         """The server's state before the first round, from public ``keys`` alone."""
 
     @abstractmethod
-    def local(self, broadcast: Values, memory: State, shard: Shard, ctx: ClientContext) -> Work:
+    def local(self, broadcast: Values, memory: State, shard: ClientData, ctx: ClientContext) -> Work:
         """One client's round: (what it hands to the channel, what it remembers).
 
         ctx: the client's random streams and mechanisms. All tensors
@@ -274,7 +278,8 @@ def _check_declarations(cls: type) -> None:
 
 
 def _run_at_device(work: Callable[..., Any]) -> Callable[..., Any]:
-    """Client work with all that it is given on the problem's device, and what it gives back on the CPU.
+    """Client work with all that it is given on the problem's device, and what it gives back on the CPU. Of a client's data it
+    is handed what it trains on (``ClientData``), whoever calls it.
 
     Work that is part of other client work is given tensors that are there, and its results stay.
     """
@@ -283,7 +288,8 @@ def _run_at_device(work: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(work)
     def run_at_device(self: object, *given: Any) -> Any:
-        *held, context = given
+        *passed, context = given
+        held = [_hand_over(value) for value in passed]
         first = context[0] if isinstance(context, Sequence) else context
         there = to_device(held, first.problem.device)
         found = work(self, *there, context)
@@ -291,6 +297,15 @@ def _run_at_device(work: Callable[..., Any]) -> Callable[..., Any]:
 
     vars(run_at_device)[DEVICE_MARK] = True
     return run_at_device
+
+
+def _hand_over(value: Any) -> Any:
+    """A client's data without what it does not train on; anything else as it is."""
+    if isinstance(value, Shard):
+        return value.client_data
+    if isinstance(value, list | tuple) and any(isinstance(one, Shard) for one in value):
+        return [_hand_over(one) for one in value]
+    return value
 
 
 def overrides_hook(method: Method, hook: str) -> bool:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from attacks.types import Surface
 from privdd.core.rng import Keys
-from privdd.core.types import Problem, Shard, State, Values, Work, pack, unpack
+from privdd.core.types import ClientData, Problem, State, Values, Work, pack, unpack
 from privdd.distillation.private_matching import check_no_batch_norm
 from privdd.distillation.public_features import PublicHead, PublicRows, embed_shards
 from privdd.federated.channel import ClientContext
@@ -58,17 +58,21 @@ class PublicMap(Method, AuditHooks, hooks=("from_rows",)):
     shares_work: ClassVar[bool] = True
 
     @abstractmethod
-    def from_rows(self, broadcast: Values, rows: Tensor, shard: Shard, ctx: ClientContext) -> Work:
+    def from_rows(self, broadcast: Values, rows: Tensor, shard: ClientData, ctx: ClientContext) -> Work:
         """A client's round; rows: of its records (n, d), as the public map sees them."""
 
     def init(self, problem: Problem, keys: Keys) -> State:
         return {"model/head.weight": torch.zeros(problem.classes, self.rows.width + 1)}
 
-    def local(self, broadcast: Values, memory: State, shard: Shard, ctx: ClientContext) -> Work:
+    def local(self, broadcast: Values, memory: State, shard: ClientData, ctx: ClientContext) -> Work:
         return self.from_rows(broadcast, embed_shards(self.rows, [shard])[0], shard, ctx)
 
     def local_batched(
-        self, broadcast: Values, memories: Sequence[State], shards: Sequence[Shard], contexts: Sequence[ClientContext]
+        self,
+        broadcast: Values,
+        memories: Sequence[State],
+        shards: Sequence[ClientData],
+        contexts: Sequence[ClientContext],
     ) -> Sequence[Work] | None:
         """Each record goes through the map once for all of them."""
         pairs = zip(embed_shards(self.rows, shards), shards, contexts)

@@ -18,7 +18,7 @@ from attacks.types import Surface
 from attacks.validation import check_below_one, check_counts, check_positive
 from privdd.core.loop_timing import timed_steps
 from privdd.core.rng import Keys
-from privdd.core.types import Artifact, Problem, Received, Records, Shard, State, Tensors, Values, Work
+from privdd.core.types import Artifact, ClientData, Problem, Received, Records, State, Tensors, Values, Work
 from privdd.distillation.public_features import head_gradients
 from privdd.federated.aggregation import sort_by_client
 from privdd.federated.channel import ClientContext
@@ -62,7 +62,7 @@ class DPHead(PublicMap):
         return {**state, "velocity/head.weight": torch.zeros_like(state["model/head.weight"]),
                 "seen/count": torch.zeros(1), "seen/rounds": torch.zeros(1)}  # fmt: skip
 
-    def from_rows(self, broadcast: Values, rows: Tensor, shard: Shard, ctx: ClientContext) -> Work:
+    def from_rows(self, broadcast: Values, rows: Tensor, shard: ClientData, ctx: ClientContext) -> Work:
         private = ctx.protected(QUERY)
         weight, total, count = broadcast["model"]["head.weight"], torch.zeros(()), torch.zeros(())
         for _ in timed_steps(range(self.local_steps)):

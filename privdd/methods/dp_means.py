@@ -15,7 +15,7 @@ from torch import Tensor
 
 from attacks.types import Surface
 from privdd.core.rng import Keys
-from privdd.core.types import Artifact, Received, Shard, State, Values, Work, name_class_cell
+from privdd.core.types import Artifact, ClientData, Received, State, Values, Work, name_class_cell
 from privdd.distillation.public_features import nearest_mean_head
 from privdd.federated.aggregation import sort_by_client
 from privdd.federated.channel import ClientContext
@@ -42,7 +42,7 @@ class DPMeans(PublicMap):
         if not 0 <= self.least < 1:
             raise ValueError(f"least={self.least!r}: a share in [0, 1)")
 
-    def from_rows(self, broadcast: Values, rows: Tensor, shard: Shard, ctx: ClientContext) -> Work:
+    def from_rows(self, broadcast: Values, rows: Tensor, shard: ClientData, ctx: ClientContext) -> Work:
         private, sums = ctx.protected(QUERY), []
         taken = ctx.sample(QUERY, len(rows)).to(rows.device) if private else torch.ones(len(rows), dtype=torch.bool)
         rows, y = rows[taken], shard.train.y[taken]

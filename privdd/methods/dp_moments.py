@@ -15,7 +15,7 @@ from torch import Tensor
 
 from attacks.types import Surface
 from privdd.core.rng import Keys
-from privdd.core.types import Artifact, Received, Shard, State, Tensors, Values, Work
+from privdd.core.types import Artifact, ClientData, Received, State, Tensors, Values, Work
 from privdd.distillation.public_features import record_moments, ridge_head
 from privdd.federated.aggregation import sort_by_client
 from privdd.federated.channel import ClientContext
@@ -46,7 +46,7 @@ class DPMoments(PublicMap):
         if not 0 < self.share < 1:
             raise ValueError(f"share={self.share!r}: a share in (0, 1)")
 
-    def from_rows(self, broadcast: Values, rows: Tensor, shard: Shard, ctx: ClientContext) -> Work:
+    def from_rows(self, broadcast: Values, rows: Tensor, shard: ClientData, ctx: ClientContext) -> Work:
         private, variance = ctx.protected(QUERY), 0.0
         if private:
             mechanism = ctx.mechanisms[QUERY]

@@ -15,7 +15,7 @@ import torch
 from attacks.types import Surface
 from attacks.validation import check_counts
 from privdd.core.rng import Keys
-from privdd.core.types import Artifact, Received, Shard, State, Values, Work, pack, unpack
+from privdd.core.types import Artifact, ClientData, Received, State, Values, Work, pack, unpack
 from privdd.distillation.class_cells import PUBLIC_STARTS, draw_public_start
 from privdd.distillation.gradient_matching import (
     SET_GRADIENT_QUERY,
@@ -55,7 +55,7 @@ class DPPSG(ServerNetwork):
             raise ValueError(f"start={self.start!r}: allowed are {', '.join(PUBLIC_STARTS)}, which read no record")
         super().__post_init__()
 
-    def local(self, broadcast: Values, memory: State, shard: Shard, ctx: ClientContext) -> Work:
+    def local(self, broadcast: Values, memory: State, shard: ClientData, ctx: ClientContext) -> Work:
         private, train, like = ctx.protected(SET_GRADIENT_QUERY), shard.train, broadcast["model"]["head.weight"]
         held = ctx.problem.class_list if private else train.y.unique().tolist()
         labels = torch.tensor(held, dtype=torch.long).repeat_interleave(self.ipc)

@@ -12,7 +12,19 @@ from torch import Tensor, nn
 from attacks.types import Surface
 from attacks.validation import check_below_one, check_counts, check_non_negative, check_positive
 from privdd.core.rng import Keys
-from privdd.core.types import Artifact, Problem, Received, Records, Shard, State, Tensors, Values, Work, pack, unpack
+from privdd.core.types import (
+    Artifact,
+    ClientData,
+    Problem,
+    Received,
+    Records,
+    State,
+    Tensors,
+    Values,
+    Work,
+    pack,
+    unpack,
+)
 from privdd.federated.aggregation import average, client_weights
 from privdd.federated.channel import ClientContext
 from privdd.federated.method import AuditHooks, Method
@@ -150,14 +162,18 @@ class FedAvg(
         params, buffers = split_state(build_skeleton(self.model, problem.shape, problem.classes), state)
         return {**pack("model", params), **pack("buffers", buffers)}
 
-    def local(self, broadcast: Values, memory: State, shard: Shard, ctx: ClientContext) -> Work:
+    def local(self, broadcast: Values, memory: State, shard: ClientData, ctx: ClientContext) -> Work:
         private, turn = ctx.protected("dpsgd"), ClientRound(broadcast, memory, shard, ctx)
         trained = self._train_privately(turn) if private else self._train_client(turn)
         values, memory = self.outcome(turn, trained)
         return {name: Artifact(value, private=private) for name, value in values.items()}, memory
 
     def local_batched(
-        self, broadcast: Values, memories: Sequence[State], shards: Sequence[Shard], contexts: Sequence[ClientContext]
+        self,
+        broadcast: Values,
+        memories: Sequence[State],
+        shards: Sequence[ClientData],
+        contexts: Sequence[ClientContext],
     ) -> Sequence[Work] | None:
         """Train all clients as one wide network, each with its own batches; None for layers without such a form, under DP-SGD,
         and where records are mixed with shared features."""

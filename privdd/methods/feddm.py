@@ -16,7 +16,7 @@ from torch import Tensor
 from attacks.types import Surface
 from attacks.validation import check_counts, check_positive
 from privdd.core.rng import Keys
-from privdd.core.types import Problem, Received, Shard, State, Values, Work, pack, unpack
+from privdd.core.types import ClientData, Problem, Received, Shard, State, Values, Work, pack, unpack
 from privdd.distillation.class_cells import (
     PUBLIC_STARTS,
     ClassCells,
@@ -121,7 +121,7 @@ class FedDM(ServerNetwork):
         if not 0 <= self.least < float("inf") or (self.least and self.fitting is None):
             raise ValueError(f"least={self.least!r}: a finite number from 0, above 0 with fitting only")
 
-    def local(self, broadcast: Values, memory: State, shard: Shard, ctx: ClientContext) -> Work:
+    def local(self, broadcast: Values, memory: State, shard: ClientData, ctx: ClientContext) -> Work:
         if is_protected(ctx.mechanisms):
             return self._distil_protected(broadcast, memory, shard, ctx)
         if self.start == "real" and ctx.round == 0:
@@ -170,14 +170,18 @@ class FedDM(ServerNetwork):
         printed = matching_claims(theorems, plan, shards, self.matching, noise_init=public)
         return [*printed, feddm_membership()]
 
-    def steps(self, broadcast: Values, shard: Shard, ctx: ClientContext) -> MatchingSteps:
+    def steps(self, broadcast: Values, shard: ClientData, ctx: ClientContext) -> MatchingSteps:
         networks = self._matching_networks(broadcast, shard, ctx)
         return MatchingSteps(
             step_maps(networks, self.matching, MatchingStreams.of_round(ctx), shard.shape), self.matching
         )
 
     def local_batched(
-        self, broadcast: Values, memories: Sequence[State], shards: Sequence[Shard], contexts: Sequence[ClientContext]
+        self,
+        broadcast: Values,
+        memories: Sequence[State],
+        shards: Sequence[ClientData],
+        contexts: Sequence[ClientContext],
     ) -> Sequence[Work] | None:
         """The rounds share the first one's batches, so each real record is embedded once for all of them.
 
@@ -190,7 +194,7 @@ class FedDM(ServerNetwork):
         states = [memory_of_replay(cells, images, world) if self.carry_over else {} for world in range(len(shards))]
         return list(zip(build_uploads(cells, images), states))
 
-    def _matching_networks(self, broadcast: Values, shard: Shard, ctx: ClientContext) -> Networks:
+    def _matching_networks(self, broadcast: Values, shard: ClientData, ctx: ClientContext) -> Networks:
         if (extractor := self.extractor) is not None:
             return lambda t: extractor
         model, state = build_skeleton(self.model, shard.shape, shard.classes), broadcast["model"]
@@ -201,7 +205,7 @@ class FedDM(ServerNetwork):
         cells: ClassCells,
         broadcast: Values,
         memory: State,
-        shard: Shard,
+        shard: ClientData,
         ctx: ClientContext,
         own: Sequence[Keys] | None = None,
     ) -> Tensor:
@@ -210,7 +214,7 @@ class FedDM(ServerNetwork):
         networks = self._matching_networks(broadcast, shard, ctx)
         return match_distributions(cells, images, networks, self.matching, MatchingStreams.of_round(ctx))
 
-    def _distil_protected(self, broadcast: Values, memory: State, shard: Shard, ctx: ClientContext) -> Work:
+    def _distil_protected(self, broadcast: Values, memory: State, shard: ClientData, ctx: ClientContext) -> Work:
         """Images of every class (as printed: of those held), from noise and what the mechanisms released."""
         self.check_mechanisms(ctx.mechanisms)
         sound, ctx = ctx, restrict_as_printed(shard, ctx)

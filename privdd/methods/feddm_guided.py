@@ -19,10 +19,10 @@ from attacks.types import Surface
 from privdd.core.rng import Keys
 from privdd.core.types import (
     Artifact,
+    ClientData,
     Problem,
     Received,
     Records,
-    Shard,
     State,
     Values,
     Work,
@@ -114,7 +114,7 @@ class FedDMGuided(DPHead):
         """The queries besides the head's in a round."""
         return [name for name, reads in ((SUMS, self.read_rounds), (MOMENTS, self.varied_rounds)) if round < reads]
 
-    def from_rows(self, broadcast: Values, rows: Tensor, shard: Shard, ctx: ClientContext) -> Work:
+    def from_rows(self, broadcast: Values, rows: Tensor, shard: ClientData, ctx: ClientContext) -> Work:
         upload = dict(super().from_rows(broadcast, rows, shard, ctx)[0])
         read = {SUMS: self._release_class_sums, MOMENTS: self._release_moments}
         parts = [

@@ -22,6 +22,7 @@ from attacks.validation import check_below_one, check_counts, check_non_negative
 from privdd.core.rng import Keys
 from privdd.core.types import (
     Artifact,
+    ClientData,
     Problem,
     Received,
     Records,
@@ -169,7 +170,7 @@ class FedFed(Method, AuditHooks):
         model = self._split_skeleton(tuple(x.shape[1:]), len(inner["head.weight"])).classifier.eval()  # type: ignore[arg-type]
         return functional_call(model, inner, (x,))
 
-    def local(self, broadcast: Values, memory: State, shard: Shard, ctx: ClientContext) -> Work:
+    def local(self, broadcast: Values, memory: State, shard: ClientData, ctx: ClientContext) -> Work:
         if ctx.round < self.distill_rounds:
             return self._distill_features(broadcast, memory, shard, ctx)
         if ctx.round == self.distill_rounds:
@@ -177,7 +178,7 @@ class FedFed(Method, AuditHooks):
         upload, inner = self._train_on_shared(broadcast, unpack("base", memory), shard, ctx)
         return upload, pack("base", inner)
 
-    def _distill_features(self, broadcast: Values, memory: State, shard: Shard, ctx: ClientContext) -> Work:
+    def _distill_features(self, broadcast: Values, memory: State, shard: ClientData, ctx: ClientContext) -> Work:
         model = self._split_skeleton(shard.shape, shard.classes)
         state = sent_networks(broadcast)
         if ctx.protected("dpsgd"):
@@ -202,7 +203,7 @@ class FedFed(Method, AuditHooks):
             upload["buffers"] = Artifact(buffers)
         return upload, pack("adam", moments) if self.keep_moments else {}
 
-    def _release_features(self, broadcast: Values, shard: Shard, ctx: ClientContext) -> Upload:
+    def _release_features(self, broadcast: Values, shard: ClientData, ctx: ClientContext) -> Upload:
         """x_s of every record, in order; the channel's mechanism noises (and repeats) it.
 
         Zeroed-out records are released as zeros with their labels: that is what the relation means.
@@ -220,7 +221,7 @@ class FedFed(Method, AuditHooks):
             "labels": Artifact({"y": y[order].repeat(len(self.loss.stds))}, public=public),
         }
 
-    def _train_on_shared(self, broadcast: Values, memory: State, shard: Shard, ctx: ClientContext) -> Work:
+    def _train_on_shared(self, broadcast: Values, memory: State, shard: ClientData, ctx: ClientContext) -> Work:
         if not self.shared_only:
             return self.base.local(broadcast, memory, shard, ctx)
         x, y = broadcast["features"]["x"], broadcast["labels"]["y"]

@@ -13,7 +13,7 @@ from typing import ClassVar, Literal
 from torch import Tensor
 
 from attacks.types import Surface
-from privdd.core.types import Problem, Shard, State, Values, Work
+from privdd.core.types import ClientData, Problem, Shard, State, Values, Work
 from privdd.distillation.private_matching import check_no_batch_norm
 from privdd.distillation.virtual_images import Distiller, images_in_memory, replace_by_images
 from privdd.federated.channel import ClientContext
@@ -50,7 +50,7 @@ class FedFedVirtual(FedFed):
         """Whether images are in the records' place in this round."""
         return self.where == "everywhere" or (self.where == "training") == (round > self.distill_rounds)
 
-    def local(self, broadcast: Values, memory: State, shard: Shard, ctx: ClientContext) -> Work:
+    def local(self, broadcast: Values, memory: State, shard: ClientData, ctx: ClientContext) -> Work:
         images = images_in_memory(memory)
         rest = {name: value for name, value in memory.items() if name not in images}
         if not self._uses_images(ctx.round):

@@ -16,7 +16,20 @@ from torch import Tensor
 from attacks.types import Surface
 from attacks.validation import check_below_one, check_counts, check_non_negative, check_positive
 from privdd.core.rng import Keys
-from privdd.core.types import Artifact, Problem, Received, Records, Shard, State, Tensors, Values, Work, pack, unpack
+from privdd.core.types import (
+    Artifact,
+    ClientData,
+    Problem,
+    Received,
+    Records,
+    Shard,
+    State,
+    Tensors,
+    Values,
+    Work,
+    pack,
+    unpack,
+)
 from privdd.distillation.class_cells import (
     batched_cells,
     class_statistics,
@@ -153,7 +166,7 @@ class FedLGD(ServerNetwork, hooks=("is_selected_round", "refines_in_round")):
         """Selected rounds; the released code adds one at the end."""
         return self.is_selected_round(round) or self.refines_in_round(round)
 
-    def local(self, broadcast: Values, memory: State, shard: Shard, ctx: ClientContext) -> Work:
+    def local(self, broadcast: Values, memory: State, shard: ClientData, ctx: ClientContext) -> Work:
         self.check_mechanisms(ctx.mechanisms)
         steps = self._matching_stages(broadcast, memory, shard, ctx)
         if ctx.protected("embedding"):
@@ -178,7 +191,7 @@ class FedLGD(ServerNetwork, hooks=("is_selected_round", "refines_in_round")):
             raise ValueError("server_start=statistics: it sends class statistics as they are; a guarantee needs noise")
 
     def _matching_stages(
-        self, broadcast: Values, memory: State, shard: Shard, ctx: ClientContext
+        self, broadcast: Values, memory: State, shard: ClientData, ctx: ClientContext
     ) -> list[MatchingStage]:
         when = {"first": "images/x" not in memory, "refine": self.refines_in_round(ctx.round)}
         return self.virtual.matching_stages(self.model, broadcast, shard, ctx, **when)
@@ -187,7 +200,9 @@ class FedLGD(ServerNetwork, hooks=("is_selected_round", "refines_in_round")):
         """All clients send their statistics in round 0, where the server's images start from them."""
         return round == 0 and self.server_start == "statistics"
 
-    def _train_virtual(self, broadcast: Values, memory: State, own: Records, shard: Shard, ctx: ClientContext) -> State:
+    def _train_virtual(
+        self, broadcast: Values, memory: State, own: Records, shard: ClientData, ctx: ClientContext
+    ) -> State:
         """Plain SGD on the client's images, or on both sets with the regulariser; a single step on the whole set where
         (before - after) / lr has to be its gradient."""
         late = self.stale and "trained_in" in memory and int(memory["trained_in"]) != ctx.round - 1
@@ -228,7 +243,11 @@ class FedLGD(ServerNetwork, hooks=("is_selected_round", "refines_in_round")):
         return round > 0
 
     def local_batched(
-        self, broadcast: Values, memories: Sequence[State], shards: Sequence[Shard], contexts: Sequence[ClientContext]
+        self,
+        broadcast: Values,
+        memories: Sequence[State],
+        shards: Sequence[ClientData],
+        contexts: Sequence[ClientContext],
     ) -> Sequence[Work] | None:
         """First rounds at once: they share the first one's batches, but for where images start and how they train.
 

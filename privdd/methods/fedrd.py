@@ -21,6 +21,7 @@ from privdd.core.device import to_device
 from privdd.core.rng import Keys
 from privdd.core.types import (
     Artifact,
+    ClientData,
     Problem,
     Received,
     Shard,
@@ -157,13 +158,13 @@ class FedRD(Method, AuditHooks):
             server |= pack("projection", self._new_projection(problem.shape, problem.classes, keys))
         return server
 
-    def local(self, broadcast: Values, memory: State, shard: Shard, ctx: ClientContext) -> Work:
+    def local(self, broadcast: Values, memory: State, shard: ClientData, ctx: ClientContext) -> Work:
         own = self._train_projection(broadcast, memory, shard, ctx)
         if self.start == "real" and ctx.round == 0:
             warn_short_classes(shard, self.dpc, ctx.keys)
         return self._build_upload(broadcast, own, shard, ctx), self._client_memory(broadcast, own)
 
-    def recall(self, broadcast: Values, memory: State, shard: Shard, ctx: ClientContext) -> State:
+    def recall(self, broadcast: Values, memory: State, shard: ClientData, ctx: ClientContext) -> State:
         """The memory that ``local`` would keep, without distilling an upload: a fifth of its work."""
         return self._client_memory(broadcast, self._train_projection(broadcast, memory, shard, ctx))
 
@@ -234,7 +235,7 @@ class FedRD(Method, AuditHooks):
         )
         return [*printed, fedrd_not_real(real_start=self.start == "real"), fedrd_secret_projection(frozen=frozen)]
 
-    def steps(self, broadcast: Values, shard: Shard, ctx: ClientContext) -> MatchingSteps:
+    def steps(self, broadcast: Values, shard: ClientData, ctx: ClientContext) -> MatchingSteps:
         """The public facts of a round's noised steps; none with a projection that is not public."""
         if "projection" not in broadcast:
             return MatchingSteps(lambda t: lambda x: x, self.matching, untestable=PRINTED)
@@ -244,7 +245,7 @@ class FedRD(Method, AuditHooks):
         start = lambda noise: project(noise.abs().clamp(max=1)).detach()  # noqa: E731
         return MatchingSteps(networks, self.matching, project, start)
 
-    def released(self, broadcast: Values, shard: Shard, ctx: ClientContext) -> Upload:
+    def released(self, broadcast: Values, shard: ClientData, ctx: ClientContext) -> Upload:
         """A client's releases under a guarantee, without the training of its own projection: one that is noised may be any."""
         projection = dict(broadcast.get("projection", {}))
         if not projection and ctx.protected(QUERY):
@@ -260,7 +261,7 @@ class FedRD(Method, AuditHooks):
         model, fixed = build_skeleton(self.projection, shape, classes), {n: t.detach() for n, t in state.items()}
         return lambda x: functional_call(model, fixed, (x,))
 
-    def _train_projection(self, broadcast: Values, memory: State, shard: Shard, ctx: ClientContext) -> State:
+    def _train_projection(self, broadcast: Values, memory: State, shard: ClientData, ctx: ClientContext) -> State:
         """Equation 2: cross-entropy through the frozen task model, from where the client left off; by DP-SGD where it is protected."""
         state: Tensors = unpack("projection", memory) or dict(broadcast.get("projection", {}))
         state = to_device(state or self._new_projection(shard.shape, shard.classes, ctx.keys), shard.train.x.device)
@@ -296,7 +297,7 @@ class FedRD(Method, AuditHooks):
         law = partial(initial, self.model, shape, classes)
         return fresh_networks(build_skeleton(self.model, shape, classes), law, ctx.public("networks"), device=device)
 
-    def _build_upload(self, broadcast: Values, own: Tensors, shard: Shard, ctx: ClientContext) -> Upload:
+    def _build_upload(self, broadcast: Values, own: Tensors, shard: ClientData, ctx: ClientContext) -> Upload:
         shape = projected_shape(self.projection, shard.shape)
         project = self._build_projector(broadcast.get("projection", own), shard.shape, shard.classes)
         networks = self._matching_networks(shape, shard.classes, ctx, broadcast["model"]["head.weight"].device)
@@ -311,7 +312,7 @@ class FedRD(Method, AuditHooks):
         return self._distil_protected(project, networks, shard, settings, ctx)
 
     def _distil_held_classes(
-        self, project: Embed, networks: Networks, shard: Shard, settings: MatchingSettings, ctx: ClientContext
+        self, project: Embed, networks: Networks, shard: ClientData, settings: MatchingSettings, ctx: ClientContext
     ) -> Upload:
         """Representations (m, *shape) of the classes that the client holds, with their labels."""
         cells, shape = single_client_cells(shard.train, shard.classes), projected_shape(self.projection, shard.shape)
@@ -324,7 +325,7 @@ class FedRD(Method, AuditHooks):
         return build_uploads(cells, images, UPLOAD_NAME)[0]
 
     def _distil_protected(
-        self, project: Embed, networks: Networks, shard: Shard, settings: MatchingSettings, ctx: ClientContext
+        self, project: Embed, networks: Networks, shard: ClientData, settings: MatchingSettings, ctx: ClientContext
     ) -> Upload:
         """Representations of every class of the public list, from noise and what the mechanisms released.
 
@@ -344,7 +345,7 @@ class FedRD(Method, AuditHooks):
         return build_set_upload(images, labels, UPLOAD_NAME, private=True)
 
     def _distil_as_printed(
-        self, project: Embed, networks: Networks, shard: Shard, settings: MatchingSettings, ctx: ClientContext
+        self, project: Embed, networks: Networks, shard: ClientData, settings: MatchingSettings, ctx: ClientContext
     ) -> Upload:
         """Equation 7 as FedRD prints it: representations from N(0, 1), each step's clipped mean gradient noised.
 

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from attacks.types import Surface
-from privdd.core.types import Problem, Shard, State, Values, Work, pack, unpack
+from privdd.core.types import ClientData, Problem, State, Values, Work, pack, unpack
 from privdd.distillation.private_matching import check_no_batch_norm
 from privdd.distillation.virtual_images import Distiller, replace_by_images
 from privdd.federated.channel import ClientContext
@@ -77,7 +77,7 @@ class VirtualData(Method, AuditHooks):
         "settings"
     )  # as if it trained on the records: how many images there are depends on their classes
 
-    def local(self, broadcast: Values, memory: State, shard: Shard, ctx: ClientContext) -> Work:
+    def local(self, broadcast: Values, memory: State, shard: ClientData, ctx: ClientContext) -> Work:
         own, images = replace_by_images(self.virtual, self.model, memory, shard, ctx)
         upload, inner = self.inner.local(broadcast, unpack("inner", memory), own, ctx)
         return upload, {**images, **pack("inner", inner)}

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from privdd.core.device import stream_to_device, to_device
 from privdd.core.loop_timing import timed_steps
-from privdd.core.types import Records, Shard, State, Tensors
+from privdd.core.types import ClientData, Records, State, Tensors
 from privdd.federated.channel import ClientContext
 from privdd.models import ModelSpec, build_skeleton
 
@@ -343,7 +343,7 @@ class ClientRound:
 
     broadcast: Mapping[str, Tensors]
     memory: State
-    shard: Shard
+    shard: ClientData
     ctx: ClientContext
 
 
