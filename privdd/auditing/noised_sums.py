@@ -40,7 +40,7 @@ from privdd.auditing.dp_tests.statement import GuaranteeSubject
 from privdd.auditing.replay import MembershipGame
 from privdd.auditing.views import FinishedRun, blind_scores
 from privdd.core.rng import Keys
-from privdd.core.types import Records, Shard, Tensors, class_of_cell, name_class_cell
+from privdd.core.types import UNKNOWN_CELL, Records, Shard, Tensors, class_of_cell, name_class_cell
 from privdd.core.validation import BadConfig
 from privdd.federated.channel import POST_PROCESSING, device_of
 from privdd.federated.experiment import Experiment
@@ -143,6 +143,10 @@ def noised_sum_of_release(
     one a record, ``base`` first.
     """
     label = class_of_cell(asked.partition)
+    if label == UNKNOWN_CELL:
+        raise ValueError(
+            f"{asked.name}: the cell {asked.partition!r} is no class: which records are in it is not known"
+        )
     own = torch.ones(len(base), dtype=torch.bool) if label is None else (base.y == label).cpu()
     theirs = torch.ones(len(candidates), dtype=torch.bool) if label is None else (candidates.y == label).cpu()
     at = theirs.nonzero()[:, 0].numpy()

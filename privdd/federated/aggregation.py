@@ -46,12 +46,28 @@ def client_weights(inbox: Sequence[Received]) -> Tensor:
     return torch.full((len(clients),), 1 / len(clients), dtype=torch.float64)
 
 
+def check_alike(clients: Sequence[Received], name: str) -> None:
+    """Raises ValueError, one line, for a client whose upload ``name`` has other tensors than that of the first."""
+    first = clients[0]
+    if absent := [one.client for one in clients if name not in one.values]:
+        raise ValueError(f"round {first.round}, client {absent[0]}: sent no {name!r}, which the server needs of each")
+    for one in clients[1:]:
+        missing = sorted(first.values[name].keys() - one.values[name].keys())
+        extra = sorted(one.values[name].keys() - first.values[name].keys())
+        if missing or extra:
+            says = [f"lacks {missing[0]!r}"] if missing else []
+            says += [f"also has {extra[0]!r}"] if extra else []
+            what = f"round {one.round}, client {one.client}: {name!r} {' and '.join(says)}"
+            raise ValueError(f"{what}, unlike that of client {first.client}: all must send the same tensors")
+
+
 def average(inbox: Sequence[Received], name: str, weights: Tensor | None = None) -> State:
     """Weighted mean of upload ``name``, tensor by tensor, in float64 -> {tensor name: float64 tensor}.
 
     weights: (clients,) in client order, default ``client_weights``; they are used as given.
     """
     clients = sort_by_client(inbox)
+    check_alike(clients, name)
     weights = client_weights(inbox) if weights is None else weights
     first = clients[0].values[name]
     return {
@@ -130,6 +146,9 @@ LOCAL = Trust()
 def sum_uploads(inbox: Sequence[Received], kind: Literal["sum", "mean"]) -> Received:
     """The server's input from a round: the sum of all uploads, or their mean (their number is public); float32."""
     clients, over = sort_by_client(inbox), len(inbox) if kind == "mean" else 1
+
+    for name in inbox[0].values:
+        check_alike(clients, name)
 
     def add_up(sent: Sequence[Tensors]) -> Tensors:
         return {key: (torch.stack([value[key].double() for value in sent]).sum(0) / over).float() for key in sent[0]}

@@ -286,7 +286,7 @@ def run_round(
         state, messages = to_device((server, inbox), plan.problem.device)
         read = set[str]()
         watched = [replace(one, values=WatchedValues(one.values, read)) for one in messages]
-        server = to_device(plan.method.aggregate(state, watched, plan.keys.fold("round", t, "server")), "cpu")
+        server = to_device(_aggregate_messages(plan, t, state, watched), "cpu")
         unread, rows = {*plan.method.uploads} - read, ledger.releases
         ids = [at for at in ids if rows[at].name not in unread]
     snapshots = _update_snapshots(plan, progress.snapshots, t, broadcast, before, inbox)
@@ -302,6 +302,15 @@ def run_round(
         snapshots=snapshots,
     )
     return moved, inbox, broadcast
+
+
+def _aggregate_messages(plan: Plan, round: int, server: State, inbox: Sequence[Received]) -> State:
+    """The server's next state. Raises ValueError, one line, where it looks for a message or tensor that was not sent."""
+    try:
+        return plan.method.aggregate(server, inbox, plan.keys.fold("round", round, "server"))
+    except KeyError as missing:
+        what = f"round {round}: {type(plan.method).__name__}.aggregate finds no {missing} in what clients sent"
+        raise ValueError(f"{what}: each upload must hold all tensors that the server needs") from missing
 
 
 def _collect_answers(

@@ -25,6 +25,7 @@ ACRONYMS = {
     "t0_sampling": "the test of the run's own sampling (T0)",
     "t1_sensitivity": "the sensitivity test (T1)",
     "t1_told": "the test of what else is sent (T1)",
+    "t1_noise_use": "the test of whether noise is used (T1)",
     "t2_likelihood_ratio": "the likelihood-ratio test (T2)",
     "t2_whole_run": "the certificate of the whole run (T2)",
     "t3_transcript": "the transcript attack (T3)",

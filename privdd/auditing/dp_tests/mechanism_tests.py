@@ -46,7 +46,7 @@ from privdd.auditing.dp_tests.sensitivity_test import (
 )
 from privdd.auditing.dp_tests.statement import GuaranteeSubject, format_ranges
 from privdd.core.rng import Keys
-from privdd.core.types import Artifact, Records, Shard, State, Tensors
+from privdd.core.types import UNKNOWN_CELL, Artifact, Records, Shard, State, Tensors, class_of_cell
 from privdd.federated.channel import OutputLog, TranscriptEnded
 from privdd.federated.settings import GuaranteeBudget
 from privdd.federated.simulation import Plan, Snapshot
@@ -133,7 +133,8 @@ def _findings_of_query(
     worst = tally.worst_guest(relation)[1]
     stage = ratios.QuerySetup(subject.plan_with_few_images(), snapshot, subject.shard, name, guests.x[worst])
     keys, budget = subject.keys.fold("runs", name), subject.budget
-    if None not in tally.calls and any(image in stage.plan.method.uploads for image in ratios.IMAGE_UPLOADS):
+    by_class = {None, UNKNOWN_CELL}.isdisjoint(map(class_of_cell, tally.calls))
+    if by_class and any(image in stage.plan.method.uploads for image in ratios.IMAGE_UPLOADS):
         found, final, what = *_ratio_runs(stage, calls, budget, keys), repr(guests.names[worst])
     elif not tally.kept:  # no crafted record's contribution is known
         return
@@ -501,7 +502,7 @@ def printed_theorem_findings(subject: GuaranteeSubject, name: str) -> Iterator[F
     plan, label = subject.plan, common_label(subject.shard)
     mechanism = plan.mechanisms[name]
     ctx = plan.client_context(snapshot.round, plan.victim)
-    steps = plan.method.audit_hooks.steps(snapshot.broadcast, subject.shard, ctx)
+    steps = plan.method.audit_hooks.steps(snapshot.broadcast, subject.shard.client_data, ctx)
     if steps.untestable:
         printed = subject.statement(name, math.inf, "the paper's theorem")
         yield printed.untested_sensitivity(f"the printed theorem was not tested: {steps.untestable}")

@@ -49,6 +49,10 @@ class NoiseNotPrescribed(RuntimeError):
     """A mechanism whose noise is not one given draw for each number that it releases, times a scale."""
 
 
+class UnknownContributions(NoiseNotPrescribed):
+    """A cell holds other records than those of its class."""
+
+
 @dataclass
 class PrescribedNoise:
     """Noise that hands out one vector from its start, then more; ``constant`` hands out copies of one number."""
@@ -294,7 +298,8 @@ def _participating_rows(present: Tensors, nobody: Tensors, alone: Sequence[Tenso
 class ScriptPlayer:
     """Answers a round's queries by a script: all records take part as far as the method sees, and dealt coins decide.
 
-    labels: of the client's records, one a run; last: releases of queries in this round, few: releases of each run, after
+    labels: of the client's records, one a run; by_contribution: whether a record is known by what it contributes, whatever the
+    cell, where cells are no classes and the client holds one record; last: releases of queries in this round, few: releases of each run, after
     which it stops (0 = it does not); scripts: of runs in lockstep, one record each; lane: () as the local code sees it.
     """
 
@@ -303,6 +308,7 @@ class ScriptPlayer:
     last: int = 0
     few: int = 0
     made: int = 0
+    by_contribution: bool = False
     scripts: Sequence[RunScript] = ()
     lane: Tensor = field(default_factory=lambda: torch.zeros(()))
 
@@ -313,11 +319,12 @@ class ScriptPlayer:
         partition, rows = asked
         wanted = class_of_cell(partition)
         hosts = [h for h, label in enumerate(self.labels) if wanted in (None, label)]
-        count, needed = count_records(rows), len(hosts) * (2 if self.script.exchanged else 1)
+        count = count_records(rows)
+        if self.by_contribution:
+            hosts = [0] if count else []
+        needed = len(hosts) * (2 if self.script.exchanged else 1)
         if count != needed and (needed != 1 or count > 1):
-            raise NoiseNotPrescribed(
-                f"query {name!r} is asked with {count} contributions of {needed} records: whose is not known"
-            )
+            raise UnknownContributions(f"{name!r} has {count} contributions of {needed} records: whose is not known")
         value = (self._answer_all_runs if self.scripts else partial(release_query, self.script))(mechanism, rows, hosts)
         self.made += 1
         if self.made == self.last or (self.few and min(map(len, self.script.steps)) >= self.few):
@@ -410,6 +417,7 @@ class WholeRunReplay:
     subject: GuaranteeSubject
     hosts: Canaries
     early: bool = True  # local work stops after as many releases as the ledger counts
+    by_contribution: bool = False  # as of ``ScriptPlayer``
 
     @cached_property
     def releases_by_round(self) -> dict[int, int]:
@@ -446,7 +454,7 @@ class WholeRunReplay:
             outward = self._noised_uploads(round)
             last = 0 if outward else self._last_release(round)
             enough = few + min(map(len, script.steps)) if few else 0
-            player = ScriptPlayer(script, self.hosts.y.tolist(), last, enough)
+            player = ScriptPlayer(script, self.hosts.y.tolist(), last, enough, by_contribution=self.by_contribution)
             with suppress(RoundPlayed):
                 upload = self._run_local(round, player, self.snapshot_before(round).broadcast, outward)
                 for name in outward:
@@ -469,6 +477,7 @@ class WholeRunReplay:
                     self.play_run(script, [round])
                 continue
             player = ScriptPlayer(scripts[0], self.hosts.y.tolist(), self._last_release(round), scripts=scripts)
+            player.by_contribution = self.by_contribution
             run_in_lockstep(partial(self._run_local, round, player), self.snapshot_before(round).broadcast, player)
 
     def _noised_uploads(self, round: int) -> list[str]:
@@ -576,9 +585,8 @@ def certificate_findings(subject: GuaranteeSubject) -> Iterator[Finding]:
 def _accounted_epsilon(subject: GuaranteeSubject, names: Sequence[str]) -> float:
     """Epsilon of all that the audited client released under these names, whatever else it sent bare."""
     ledger, client = subject.ledger, subject.plan.victim
-    rows = [replace(row, post_of=()) for row in subject.own_releases(*names)]
     own = Ledger(ledger.relation, ledger.unit, ledger.delta)
-    own.append(rows)
+    own.append([replace(row, post_of=()) for row in subject.own_releases(*names)])
     return min(own.epsilon(client=client, accountant=a) for a in ("pld", "rdp"))  # type: ignore[arg-type]
 
 
@@ -594,17 +602,24 @@ def certify_client(statement: Statement, name: str) -> Finding:
 
 
 def certify_record(statement: Statement) -> Finding:
-    """Side by side with every label where releases are made class by class, else in lockstep, else run by run."""
-    subject, guest = statement.subject, strongest_guest(statement.subject)
+    """Side by side with every label where releases are class by class, else in lockstep or run by run. In cells that are no
+    classes, a record alone is known by its contribution."""
+    with suppress(UnknownContributions):
+        return _certify_record_in_cells(statement, by_contribution=False)
+    return _certify_record_in_cells(statement, by_contribution=True)
+
+
+def _certify_record_in_cells(statement: Statement, *, by_contribution: bool) -> Finding:
+    subject, guest = statement.subject, strongest_guest(statement.subject, by_contribution=by_contribution)
     other = "its opposite" if subject.plan.relation == "replace" else "nothing"
     note = f"{guest.names[0]!r} or {other}, and no other record"
-    alone = WholeRunReplay(subject, guest)
+    alone = WholeRunReplay(subject, guest, by_contribution=by_contribution)
     alone = alone.fit_ledger_counts(alone.new_script(subject.keys.fold("count").torch()))
     classes = subject.shard.classes  # the same record with every label: runs side by side
     each = Canaries(guest.x.expand(classes, *guest.x.shape[1:]), torch.arange(classes), ("crafted",) * classes)
     side, trial = replace(alone, hosts=each), None
     with suppress(NoiseNotPrescribed):
-        trial = _play_trial(side)
+        trial = None if by_contribution else _play_trial(side)
     if trial is None or len({len(steps) for steps in trial.steps}) > 1:
         side, trial = alone, _play_trial(alone)
     together = trial.hosts == 1 and _is_vectorisable(side)
@@ -622,19 +637,19 @@ def _is_vectorisable(run: WholeRunReplay) -> bool:
     first.__dict__["releases_by_round"] = dict(list(run.releases_by_round.items())[:1])
     try:
         first.play_in_lockstep([first.new_script(run.subject.keys.fold("together").torch())])
+        return True
     except NoiseNotPrescribed:
         raise
     except RuntimeError:
         return False
-    return True
 
 
-def strongest_guest(subject: GuaranteeSubject) -> Canaries:
+def strongest_guest(subject: GuaranteeSubject, *, by_contribution: bool = False) -> Canaries:
     """Of some crafted records, the one that moves the first releases of the first and the last round most."""
     found, guests = [], craft_guests(subject)
     for at, name in enumerate(guests.names):
         guest = Canaries(guests.x[at : at + 1], guests.y[at : at + 1], (name,))
-        run = WholeRunReplay(subject, guest)
+        run = WholeRunReplay(subject, guest, by_contribution=by_contribution)
         script = run.new_script(subject.keys.fold("search").torch())
         run.play_run(script, sorted({min(run.releases_by_round), max(run.releases_by_round)}), few=SEARCH_RELEASES)
         found.append((float(np.mean([min(kappa, 1.0) ** 2 for _, _, kappa in script.steps[0]])), guest))
@@ -660,6 +675,8 @@ def _certify_runs(
 ) -> Finding:
     """Play ``most`` runs, rounded up to whole groups of runs side by side; together: all in lockstep."""
     subject = statement.subject
+    if not all(trial.steps):
+        raise NoiseNotPrescribed("the crafted record takes part in no release")
     hosts, noise = trial.hosts, subject.keys.fold("noise").torch()
     mu, q, kappa = np.array(trial.steps).mean(0).T
     planned = np.maximum(mu / np.maximum(kappa, 1.0), 1e-6)  # at most as stated: any plan is valid
@@ -675,6 +692,8 @@ def _certify_runs(
         for script in scripts:
             run.play_run(script)
     losses = np.concatenate([script.losses for script in scripts])
+    if len({len(steps) for script in [trial, *scripts] for steps in script.steps}) > 1:
+        raise NoiseNotPrescribed("the record does not take part in as many releases in each run")
     kappas = np.array([[kappa for _, _, kappa in steps] for script in scripts for steps in script.steps])
     played = draws.first_runs(len(losses))
     epsilon = certified_epsilon(played, losses, subject.delta, confidence=subject.confidence)

@@ -19,6 +19,7 @@ from privdd.auditing.dp_tests.mechanism_tests import (
     record_upload_findings,
 )
 from privdd.auditing.dp_tests.noise_and_sampling_test import SUM_ASSUMPTION, is_sampled, noise_finding, sampling_finding
+from privdd.auditing.dp_tests.noise_use_test import noise_use_findings
 from privdd.auditing.dp_tests.non_interference_test import interference_findings
 from privdd.auditing.dp_tests.run_certificate import certificate_findings
 from privdd.auditing.dp_tests.statement import GuaranteeSubject
@@ -74,7 +75,7 @@ def guarantee_tests(subject: GuaranteeSubject) -> list[GuaranteeTest]:
         return []
     shown = subject_of_sums(subject) if subject.plan.trust.is_summed else subject
     told, whole = GuaranteeTest(shown, interference_findings), GuaranteeTest(shown, certificate_findings)
-    return [told, *mechanism_tests(shown), whole]
+    return [told, GuaranteeTest(shown, noise_use_findings), *mechanism_tests(shown), whole]
 
 
 def run_log_tests(subject: GuaranteeSubject, record: NoiseLog | None) -> list[Finding]:

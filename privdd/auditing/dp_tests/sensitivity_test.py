@@ -48,7 +48,7 @@ from privdd.auditing.dp_tests.instrumentation import (
     zero_out_others,
 )
 from privdd.core.rng import Keys
-from privdd.core.types import Records, Shard, State, Tensors, Upload, class_of_cell, name_class_cell
+from privdd.core.types import UNKNOWN_CELL, Records, Shard, State, Tensors, Upload, class_of_cell, name_class_cell
 from privdd.federated.channel import TranscriptEnded, digest_tensors
 from privdd.federated.simulation import Plan, Snapshot
 from privdd.privacy.clipping import count_records, scale_records, take_records
@@ -296,8 +296,10 @@ class _PresenceTrial:
         at = {0} if len(y) > 1 else set()
         for name, (_, (release, cell, row)) in out.seen.largest.items():
             own = torch.tensor([i for i, label in enumerate(y.tolist()) if cell in (None, name_class_cell(label))])
-            at |= {int(own[row])} if row < len(own) else set()
-            if not self.in_order:
+            is_known = len(own) == len(out.seen.marks[name][release])  # else cells are no classes
+            own = own if is_known else torch.arange(len(y))
+            at |= {int(own[row])} if is_known else set()
+            if not self.in_order or not is_known:
                 at |= set(self._find_contributor(name, release, out.seen.marks[name][release][row], own, out).tolist())
         return sorted(at)
 
@@ -329,10 +331,36 @@ def _largest_change(before: Sequence[Tensor], after: Sequence[Tensor]) -> float:
 
 
 def _describe_two_cells(name: str, before: SeenContributions, after: SeenContributions) -> str:
-    """Cells are accounted as if no record were in two of them."""
-    changed = zip(before.where[name], before.totals[name], after.totals.get(name, []))
-    cells = {cell for cell, a, b in changed if float((a - b).norm()) > ROUNDING_UNITS}
-    return f"one record changes releases of {len(cells)} cells of {name!r}" if len(cells) > 1 else ""
+    """Cells are accounted as if no record were in two of them: all cells together cost what the most expensive one does.
+
+    A call releases each cell at most once. A record that is in one cell of each call, and not in the same one of all, costs
+    the same where each call releases every cell: one release a call.
+    """
+    cells = before.where[name]
+    calls = _number_calls(cells)
+    changed: dict[int, set[str | None]] = {}
+    for call, cell, a, b in zip(calls, cells, before.totals[name], after.totals.get(name, [])):
+        if float((a - b).norm()) > ROUNDING_UNITS:
+            changed.setdefault(call, set()).add(cell)
+    in_one_call = max(map(len, changed.values()), default=0)
+    if in_one_call > 1:
+        return f"one record changes releases of {in_one_call} cells of {name!r} in one call"
+    count = len(set[str | None]().union(*changed.values()))
+    times = Counter(cells).values()
+    is_even = max(times, default=0) - min(times, default=0) <= 1  # the last call may have been cut off
+    return f"one record changes releases of {count} cells of {name!r}" if count > 1 and not is_even else ""
+
+
+def _number_calls(cells: Sequence[str | None]) -> list[int]:
+    """The number of the call that each release belongs to: a new one begins where a cell comes again."""
+    numbers = list[int]()
+    call, there = 0, set[str | None]()
+    for cell in cells:
+        if cell in there:
+            call, there = call + 1, set()
+        there.add(cell)
+        numbers.append(call)
+    return numbers
 
 
 def _pair_of_shards(plan: Plan, shard: Shard, out: Records, inside: Records, one: Records) -> tuple[Shard, Shard]:
@@ -503,10 +531,11 @@ class SensitivityExaminer:
         one, base = sensitivity_unit(heeded.released), heeded.released.exact or {}
         tally.add_noise((flatten_tensors(heeded.released.value) - flatten_tensors(base)) / heeded.released.noise_std)
         at = tally.calls[heeded.partition]
-        if heeded.guests and self._has_other_rows(heeded):
+        is_unknown = class_of_cell(heeded.partition) == UNKNOWN_CELL
+        if is_unknown or (heeded.guests and self._has_other_rows(heeded)):
             self.marks.setdefault(heeded.name, []).append(contribution_fingerprints(heeded.rows))
             tally.others.append(torch.zeros(0, 1))
-            tally.changes.setdefault(guests_in_partition(self.guests, heeded.partition)[0], 0.0)
+            tally.changes.setdefault(0 if is_unknown else guests_in_partition(self.guests, heeded.partition)[0], 0.0)
             tally.in_order = False
             return
         heeded = self._move_guests_last(heeded, tally) if heeded.guests else heeded
@@ -643,7 +672,7 @@ def _add_presence_changes(
     tried = Records(guests.x[who], guests.y[who], torch.arange(len(who)))
     cells, limit = len(examined.plan.problem.class_list), {}
     for name, tally in tallies.items():
-        times = 1 if None in tally.calls else cells
+        times = 1 if None in tally.calls else max(cells, len(tally.calls))
         limit[name] = times * min(COMPARED_RELEASES, max(tally.calls.values()))
     found = measure_presence(examined, base, tried, limit, brief)
     for name, tally in tallies.items():
