@@ -6,6 +6,7 @@ Each check runs the method on a tiny federation of random images and names what 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from attacks.types import Finding, Surface
 from privdd.auditing.coverage import MESSAGES_PART
-from privdd.auditing.dp_tests.instrumentation import compare_traces, trace_round, zero_out_others
+from privdd.auditing.dp_tests.instrumentation import Leak, compare_traces, trace_round, zero_out_others
 from privdd.auditing.dp_tests.non_interference_test import INTERFERENCE_TEST
 from privdd.auditing.dp_tests.statement import GuaranteeSubject
 from privdd.auditing.signal_extraction import AdversaryView, UnreadableUpload, extract_signals, missing_hooks
@@ -22,18 +23,20 @@ from privdd.core.group_settings import Relation
 from privdd.core.rng import Keys
 from privdd.core.types import Problem, Received, Records, Shard, State, Upload, Work
 from privdd.federated.aggregation import sum_uploads
-from privdd.federated.channel import TranscriptEnded
+from privdd.federated.channel import TranscriptEnded, UndeclaredArtifact
 from privdd.federated.method import Method
 from privdd.federated.simulation import ClientTask, Plan, Snapshot, client_step
 from privdd.privacy.mechanism import Mechanism
 from privdd.privacy.mechanisms.noise_share import share_count_of
 
-TELLING = ("depends on the records", "depend on the records")  # how a line ends that says so
 CHECKED_CLIENTS, CHECKED_ROUNDS = 2, 3  # of the tiny federation; later rounds of a longer method are not run
 
 
 class BrokenContract(ValueError):
-    """A method that an audit could not be trusted with; one line for each fault."""
+    """A method that an audit could not be trusted with; one line for each fault. leaks: (line, message) of those faults that
+    tell of the records, with the name of the message or query that tells it, "" where it is not one alone."""
+
+    leaks: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -72,9 +75,13 @@ def check_method(
     if not isinstance(method, Method):
         raise BrokenContract(f"{type(method).__name__} is no Method: it must inherit from privdd.api.Method")
     plan = Plan(Keys(seed), Problem(shape, classes, CHECKED_CLIENTS), method, mechanisms or {}, relation=relation)
-    found = list(_unreadable_uploads(method)) or list(_find_faults(plan, _random_shards(shape, classes, records, seed)))
+    leaks: list[tuple[str, str]] = []
+    shards = _random_shards(shape, classes, records, seed)
+    found = list(_unreadable_uploads(method)) or list(_find_faults(plan, shards, leaks))
     if found:
-        raise BrokenContract("\n".join(dict.fromkeys(found)))
+        broken = BrokenContract("\n".join(dict.fromkeys(found)))
+        broken.leaks = tuple(leaks)
+        raise broken
 
 
 def contract_findings(subject: GuaranteeSubject) -> Iterator[Finding]:
@@ -88,13 +95,14 @@ def contract_findings(subject: GuaranteeSubject) -> Iterator[Finding]:
             check_method(plan.method, mechanisms=plan.mechanisms, shape=shape, classes=classes, relation=relation)
         return
     except BrokenContract as broken:
-        lines = str(broken).splitlines()
+        lines, leaks = str(broken).splitlines(), list(broken.leaks)
     except Exception as problem:  # of a stranger's code, on data that it was not written for
-        lines = [f"{type(problem).__name__}: {problem}"]
-    leaks = [line for line in lines if line.endswith(TELLING) or " tells about the records" in line]
-    note = f"on a small federation of random images: {(leaks or lines)[0]}"
+        lines, leaks = [f"{type(problem).__name__}: {problem}"], []
+    line, message = leaks[0] if leaks else (lines[0], "")
+    note = f"on a small federation of random images: {line}"
     verdict: dict[str, Any] = {"refuted": True} if leaks else {"untested": {MESSAGES_PART: note}}
-    yield subject.run_finding(INTERFERENCE_TEST, ", ".join(names), 1, note, verdict)
+    accused = message or ", ".join(names)
+    yield subject.run_finding(INTERFERENCE_TEST, accused, 1, note, verdict).with_measures(signal=", ".join(names))
 
 
 def _random_shards(shape: tuple[int, int, int], classes: int, records: int, seed: int) -> list[Shard]:
@@ -111,13 +119,17 @@ def _unreadable_uploads(method: Method) -> Iterator[str]:
             yield f"uploads[{name!r}] is of surface {surface}, which no attack can read: define {hooks}"
 
 
-def _find_faults(plan: Plan, shards: Sequence[Shard]) -> Iterator[str]:
+def _find_faults(plan: Plan, shards: Sequence[Shard], leaks: list[tuple[str, str]]) -> Iterator[str]:
+    """Each fault in one line; leaks: is given those that tell of the records."""
     method = plan.method
     server = method.init(plan.problem, plan.keys.fold("public", "init"))
     memories: dict[int, State] = {}
     for t in range(min(method.rounds, CHECKED_ROUNDS)):
         trial = CheckedRound(plan, t, server, memories.get(0, {}), shards[0])
-        faults = list(_local_faults(trial, shards[1]))
+        faults = list(_local_faults(trial))
+        with suppress(UndeclaredArtifact):  # which is one of the faults
+            leaks.extend(_interference_faults(trial, shards[1]))
+        faults += [line for line, _ in leaks]
         yield from faults
         if faults:  # later checks would only repeat the same fault in other words
             return
@@ -136,7 +148,7 @@ def _find_faults(plan: Plan, shards: Sequence[Shard]) -> Iterator[str]:
         yield f"predict: {tuple(logits.shape)} for two images of {plan.problem.classes} classes; (2, classes) is needed"
 
 
-def _local_faults(trial: CheckedRound, other: Shard) -> Iterator[str]:
+def _local_faults(trial: CheckedRound) -> Iterator[str]:
     method, round = trial.plan.method, trial.round
     state, before = torch.get_rng_state(), _copy_arguments(trial)
     (sent, kept), (sent_again, kept_again) = trial.run(), trial.run()
@@ -156,7 +168,6 @@ def _local_faults(trial: CheckedRound, other: Shard) -> Iterator[str]:
     if not _is_equal(kept, method.audit_hooks.recall(method.broadcast(trial.server), trial.memory, trial.shard, ctx)):
         yield f"recall, round {round}: keeps something else than local"
     yield from _batched_faults(trial, sent, kept)
-    yield from _interference_faults(trial, other)
 
 
 def _copy_arguments(trial: CheckedRound) -> State:
@@ -176,8 +187,8 @@ def _batched_faults(trial: CheckedRound, sent: Upload, kept: State) -> Iterator[
             yield f"local_batched, round {trial.round}: gives something else than local"
 
 
-def _interference_faults(trial: CheckedRound, other: Shard) -> Iterator[str]:
-    """Faults of messages that depend on the records: with other images of the same labels, and with most records zeroed out;
+def _interference_faults(trial: CheckedRound, other: Shard) -> Iterator[tuple[str, str]]:
+    """(line, message) of faults of messages that depend on the records: with other images of the same labels, and with most records zeroed out;
     under add_remove also with other labels, and with most records gone."""
     plan, shard = trial.plan, trial.shard
     few = shard.train.take(range(2 * len(shard.train) // 3, len(shard.train)))
@@ -189,10 +200,10 @@ def _interference_faults(trial: CheckedRound, other: Shard) -> Iterator[str]:
     own = trace_round(plan, *at, shard)
     for one in sets:
         try:
-            found = [leak.says for leak in compare_traces(own, trace_round(plan, *at, one, own.outputs))]
+            found = list(compare_traces(own, trace_round(plan, *at, one, own.outputs)))
         except TranscriptEnded:
-            found = ["how often mechanisms are applied depends on the records"]
-        yield from (f"round {trial.round}: {says}" for says in found)
+            found = [Leak("how often mechanisms are applied depends on the records")]
+        yield from ((f"round {trial.round}: {leak.says}", leak.message) for leak in found)
 
 
 def _signal_faults(
