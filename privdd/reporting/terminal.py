@@ -13,7 +13,7 @@ from rich.text import Text
 
 from privdd.reporting import finding_selection, summary, wording
 from privdd.reporting.policy import EXIT_BROKEN, Policy, breaks_policy
-from privdd.reporting.schema import ClaimRow, Findings
+from privdd.reporting.schema import ClaimRow, Findings, SurfaceRow
 from privdd.reporting.wording import format_number
 
 STYLE = {"unprotected": "yellow", "untested": "yellow", "consistent": "green", "contradiction": "bold red"}
@@ -145,6 +145,14 @@ def _accuracy_text(findings: Findings) -> str:
     return f"; accuracy {wording.format_accuracy(utility)} on held-out records{own}"
 
 
+def _surface_cell(row: SurfaceRow, findings: Findings) -> str:
+    """The surface, and where several messages travel on it the names of this row's."""
+    alike = [other for other in findings.surfaces if other.surface == row.surface]
+    if len(alike) == 1 and len(row.names) == 1:
+        return str(row.surface)
+    return f"{row.surface}: {', '.join(row.names)} ({row.sender})"
+
+
 def _summary_table(findings: Findings) -> Table:
     table = Table(title=f"{findings.run.algo} on {findings.run.data}, seed {findings.run.seed}", title_justify="left")
     for name in ("surface", "protection"):
@@ -157,7 +165,7 @@ def _summary_table(findings: Findings) -> Table:
         worst = "; ".join(line.worst) or (line.row.audited if isinstance(line.row.audited, str) else wording.NONE)
         stated = wording.stated_cell(line.stated, findings.privacy.claims)
         bounds = (format_number(v) for v in (line.accounted, line.measured))
-        cells = (line.row.surface, wording.mechanism_title(line.row.mechanism), stated, *bounds, worst)
+        cells = (_surface_cell(line.row, findings), wording.mechanism_title(line.row.mechanism), stated, *bounds, worst)
         pale = summary.is_weak_limit(line.verdict, findings, line.accounted)
         verdict = Text(wording.VERDICT[line.verdict].lower(), style="yellow" if pale else STYLE[line.verdict])
         table.add_row(*(Text(str(cell)) for cell in cells), verdict)

@@ -441,7 +441,7 @@ class SensitivityTally:
     of its contribution before it is clipped; unclipped: what a contribution beyond any clip norm changes where that is
     more than one unit and the mechanism says that it clips; kept: contributions of the guest ``keeps``, release by
     release; in_order: whether the method leaves its records in the order in which it has them; told: message ->
-    what it tells of a record beside the releases, in words.
+    what it tells of a record beside the releases, in words; in_classes: whether every cell held the records of its class.
     """
 
     changes: dict[int, float] = field(default_factory=dict)
@@ -459,6 +459,7 @@ class SensitivityTally:
     keeps: int = 0
     kept: list[Tensors] = field(default_factory=list)
     told: Mapping[str, str] = field(default_factory=dict)
+    in_classes: bool = True
 
     def add_noise(self, gap: Tensor) -> None:
         """Drawn noise values, in units of the stated noise."""
@@ -535,6 +536,7 @@ class SensitivityExaminer:
         if is_unknown or (heeded.guests and self._has_other_rows(heeded)):
             self.marks.setdefault(heeded.name, []).append(contribution_fingerprints(heeded.rows))
             tally.others.append(torch.zeros(0, 1))
+            tally.in_classes = False
             tally.changes.setdefault(0 if is_unknown else guests_in_partition(self.guests, heeded.partition)[0], 0.0)
             tally.in_order = False
             return
@@ -624,7 +626,8 @@ def measure_sensitivity(
         second.keep = {name: tally.worst_guest("add_remove")[1] for name, tally in seen.items()}
     for name, tally in second.tallies.items():
         tally.keeps = second.keep.get(name, 0)
-        tally.moved = change_of_others(tally.others, first.tallies[name].others)
+        if tally.in_classes and first.tallies[name].in_classes:  # else who is who is not known; pairs of data sets tell
+            tally.moved = change_of_others(tally.others, first.tallies[name].others)
     presence = replace(examined, keys=examined.keys.fold("presence"))
     _add_presence_changes(presence, base, guests, second.tallies, brief)
     for tally in second.tallies.values():
