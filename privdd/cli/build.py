@@ -117,14 +117,17 @@ MAX_ROUNDS = 10**6  # each is planned one by one
 Role = TypeVar("Role", Method, Mechanism, Attack)
 
 
-def instantiate_node(node: Any) -> Any:
-    """Build the object that a ``_target_`` config describes. Raises the constructor's own ValueError, or BadConfig."""
+def instantiate_node(node: Any, place: str = "", source_key_of: Callable[[str], str] = str) -> Any:
+    """Build the object that a ``_target_`` config describes. Raises the constructor's own ValueError, or BadConfig.
+
+    place: its key in the config, with which messages begin; source_key_of: key -> the key that a setting was typed by.
+    """
     try:
         return instantiate(node, _convert_="all")
     except InstantiationException as error:
         cause = error.__cause__
         if isinstance(cause, ValueError):
-            raise cause from None
+            raise settings.error_with_place(cause, place, settings.to_plain_settings(node), source_key_of) from None
         raise BadConfig(" ".join(str(cause or error).split())[:300]) from None
 
 
@@ -142,7 +145,7 @@ def build_experiment(config: DictConfig, *, noise_here: bool = True) -> Experime
     )
     secret = secret_of_config(config)
     keys = Keys(run.seed, secret=(secret or "").encode())
-    method = _require_role(instantiate_node(standardise_classifiers(config)), Method, "algo")  # type: ignore[type-abstract]
+    method = _require_role(instantiate_node(standardise_classifiers(config), "algo"), Method, "algo")  # type: ignore[type-abstract]
     if method.rounds > MAX_ROUNDS:
         raise BadConfig(f"algo: {method.rounds} rounds; at most {MAX_ROUNDS} are allowed")
     mechanisms = _build_mechanisms(config, method)
@@ -266,10 +269,11 @@ def _build_mechanisms(
     node = config.privacy
     if noise_multiplier is not None:
         node = OmegaConf.merge(config, {"privacy": {"noise_multiplier": noise_multiplier}}).privacy
-    made = {
-        str(name): _require_role(instantiate_node(part), Mechanism, f"privacy.mechanisms.{name}")  # type: ignore[type-abstract]
-        for name, part in (node.mechanisms or {}).items()
-    }
+    typed_as = settings.TypeCheck(config).source_key_of
+    made = {}
+    for name, part in (node.mechanisms or {}).items():
+        place = f"privacy.mechanisms.{name}"
+        made[str(name)] = _require_role(instantiate_node(part, place, typed_as), Mechanism, place)  # type: ignore[type-abstract]
     for name in made:
         if name not in method.uploads and name not in method.queries:
             known = sorted({*method.uploads, *method.queries})
@@ -348,4 +352,7 @@ def build_shipped_attacks() -> dict[str, Attack]:
 def build_attacks(config: DictConfig) -> dict[str, Attack]:
     """name -> attack, in a fixed order."""
     nodes = sorted((config.get("attack") or {}).items())
-    return {str(name): _require_role(instantiate_node(node), Attack, f"attack.{name}") for name, node in nodes}  # type: ignore[type-abstract]
+    return {
+        str(name): _require_role(instantiate_node(node, f"attack.{name}"), Attack, f"attack.{name}")
+        for name, node in nodes
+    }  # type: ignore[type-abstract]

@@ -18,7 +18,16 @@ from omegaconf import DictConfig, open_dict
 
 from privdd import __version__
 from privdd.cli import compose
-from privdd.cli.overrides import HYDRA_OPTIONS, check_hydra_options, check_overrides, check_settings_used
+from privdd.cli.finished_run import report_finished_run
+from privdd.cli.inputs import check_inputs, check_run_exists
+from privdd.cli.overrides import (
+    HYDRA_OPTIONS,
+    check_hydra_options,
+    check_overrides,
+    check_settings_used,
+    check_spaces,
+)
+from privdd.cli.own_files import check_own_files
 from privdd.cli.secret import take_secret, unused_secret_error
 from privdd.cli.settings import audit_settings, is_forced, privacy_settings, run_settings
 from privdd.cli.sweeps import Sweep, count_points, first_point, is_sweep, pin_sweep_folder, sweep_folder_name
@@ -158,6 +167,9 @@ def _audit_external_target(argv: list[str]) -> int | None:
     """The exit status of an audit of what others trained or recorded; None where the command line names no such thing."""
     outside, asks_help = any(item.startswith("target.") for item in argv), bool({"-h", "--help"} & {*argv})
     recorded = any(item.startswith("run=") for item in argv) and not asks_help
+    for item in argv if recorded else ():
+        if item.startswith("run="):
+            check_run_exists("run", Path(item.removeprefix("run=")))
     if "--version" in argv or not (outside or recorded):
         return None
     from privdd.external.arguments import TARGET, parse_target_arguments
@@ -186,10 +198,12 @@ def _run_command(command: str, run: CommandRun) -> int:
         return 0
     keep_freed_memory()
     compose.register_resolvers()
+    check_spaces(sys.argv[1:])
     public, secret_typed = take_secret(compose.quote_paths(sys.argv[1:]))
     sys.argv = [sys.argv[0], *public]
     typed, trusted = _split_trusted_packages(public)
     priced_only, typed = DRY_RUN_OPTION in typed, [item for item in typed if item != DRY_RUN_OPTION]
+    check_own_files(typed)
     argv = compose.expand_arguments(typed, command)
     if priced_only:
         if trusted:
@@ -203,6 +217,8 @@ def _run_command(command: str, run: CommandRun) -> int:
         _run_with_hydra(command, run, argv, typed)
         return 0
     config = _check_without_torch(command, argv)
+    if (status := report_finished_run(command, config, public)) is not None:
+        return status
     # a stored run may be on another device, and the points of a sweep may be processes themselves
     if _may_start_processes(config) and not _names_stored_run(config) and not is_sweep(argv):
         start_forkserver(WORKER_MODULES[command], config.device)
@@ -239,6 +255,7 @@ def check_command(command: str, argv: Sequence[str]) -> DictConfig:
 def _check_without_torch(command: str, argv: Sequence[str]) -> DictConfig:
     """What can be told without torch."""
     config = check_overrides(command, argv)
+    check_inputs(config)
     run_settings(config), privacy_settings(config), audit_settings(config)
     return config
 
@@ -260,6 +277,7 @@ def _names_stored_run(config: DictConfig) -> bool:
 def config_of(command: str, *overrides: str, config_dir: Path | str | None = None) -> DictConfig:
     """The config that ``python -m privdd.COMMAND OVERRIDES`` would run. Raises ValueError with one line."""
     own = [] if config_dir is None else [f"--config-dir={config_dir}"]
+    check_own_files([*own, *overrides])
     argv = compose.expand_arguments(compose.quote_paths([*own, *overrides]), command)
     check_command(command, argv)
     config = compose.compose_config(

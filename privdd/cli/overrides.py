@@ -25,7 +25,8 @@ from omegaconf.errors import OmegaConfBaseException
 from attacks.command_line import CommandParser
 from privdd.cli import compose, settings
 from privdd.cli.secret import SECRET_KEY as SECRET
-from privdd.cli.sweeps import first_values
+from privdd.cli.suggestions import suggest_key, suggest_word
+from privdd.cli.sweeps import first_values, is_sweep
 from privdd.core import group_settings
 from privdd.core.group_settings import SETTINGS_BY_KIND, reads_files
 from privdd.core.validation import BadConfig, setting_error
@@ -66,7 +67,7 @@ def check_changed_settings(config: DictConfig, base: DictConfig) -> None:
                 target, check_group = GROUP_TARGETS[place]
                 check_group(settings.with_defaults(target, _node_at(now, place)))
             else:
-                _check_node_ranges(_node_at(now, place))
+                _check_node_ranges(check, place, _node_at(now, place))
 
 
 def _check_setting_type(check: settings.TypeCheck, config: Mapping[str, Any], key: str, value: Any) -> None:
@@ -80,15 +81,18 @@ def _check_setting_type(check: settings.TypeCheck, config: Mapping[str, Any], ke
         raise setting_error(check.source_key_of(key), value, settings.describe_type(kind))
 
 
-def _check_node_ranges(node: Any) -> None:
+def _check_node_ranges(check: settings.TypeCheck, place: str, node: Any) -> None:
     """Every ``_target_`` at or below a node, the inner ones first, as they are built."""
-    for inner in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
-        _check_node_ranges(inner)
+    for name, inner in node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ():
+        _check_node_ranges(check, f"{place}.{name}", inner)
     target = str(node[TARGET_KEY]) if isinstance(node, dict) and TARGET_KEY in node else ""
     if target == MODEL_TARGET:
         group_settings.check_model(settings.with_defaults(target, node))
     elif target:
-        settings.check_declared_ranges(target, node)
+        try:
+            settings.check_declared_ranges(target, node)
+        except ValueError as error:
+            raise settings.error_with_place(error, place, node, check.source_key_of) from None
 
 
 def _changed_nodes(changed: FlatSettings) -> list[str]:
@@ -153,6 +157,8 @@ def check_overrides(command: str, argv: Sequence[str]) -> DictConfig:
     base = compose.compose_config(command, first_values(group), folders)
     for override in plain:
         _check_known_key(base, override.key_or_group)
+    if not is_sweep(argv):
+        _check_single_values(base, parsed)
     if not plain:
         return base
     config = compose.compose_config(command, first_values(parsed), folders)
@@ -168,7 +174,57 @@ def _check_argument_form(argv: Sequence[str], folders: Sequence[str]) -> None:
         if item.startswith("-") and item.split("=")[0] not in COMMAND_OPTIONS:
             raise BadConfig(f"{item}: unknown option; {_suggest_override(item, argv[at + 1 : at + 2])}")
         if "=" not in item and not item.startswith("-") and item not in folders:
-            raise BadConfig(f"{item}: an override has the form key=value")
+            choices = {
+                group: compose.group_choices(group, [compose.config_dir(), *folders]) for group in compose.CONFIG_GROUPS
+            }
+            hint = suggest_word(item, choices)
+            raise BadConfig(f"{item}: an override has the form key=value{'; ' if hint else ''}{hint}")
+
+
+DECIMAL_COMMA = re.compile(r"[\w.]+=-?\d+,\d+")
+
+
+def check_spaces(argv: Sequence[str]) -> None:
+    """Refuse, as they were typed, values that spaces cut to pieces."""
+    for at, item in enumerate(argv):
+        before = argv[at - 1] if at else ""
+        after = argv[at + 1] if at + 1 < len(argv) else ""
+        if "=" not in item and before.count("[") > before.count("]") and not item.startswith("-"):
+            inside = "".join(_until_closed(argv[at - 1 :]))
+            raise BadConfig(f"{before} {item}: a space ends an argument; write {inside} without spaces")
+        if not item.startswith(("-", "=")) and "=" not in item and after.startswith("="):
+            value = after.removeprefix("=") or (argv[at + 2] if at + 2 < len(argv) else "VALUE")
+            raise BadConfig(f"{item} {after}: a space ends an argument; write {item}={value} without spaces")
+        if item.endswith("=") and after and not after.startswith("-") and "=" not in after:
+            raise BadConfig(f"{item} {after}: a space ends an argument; write {item}{after} without spaces")
+        if before.startswith("attack=") and "=" not in item and item in _attacks_beside(argv):
+            listed = f"attack=[{before.removeprefix('attack=').strip('[]')},{item}]"
+            raise BadConfig(f"{before} {item}: several attacks are a list; write {listed} without spaces")
+
+
+def _until_closed(items: Sequence[str]) -> Iterator[str]:
+    """The pieces of one list, to the one that closes it."""
+    depth = 0
+    for item in items:
+        yield item
+        depth += item.count("[") - item.count("]")
+        if depth <= 0:
+            return
+
+
+def _attacks_beside(argv: Sequence[str]) -> list[str]:
+    return compose.group_choices("attack", [compose.config_dir(), *compose.user_config_folders(argv)])
+
+
+def _check_single_values(base: DictConfig, parsed: Sequence[Override]) -> None:
+    """Refuse several values of a key. base: the config as it is without them."""
+    for override in (one for one in parsed if one.is_sweep_override()):
+        line = override.input_line or override.key_or_group
+        hint = "several values are a sweep: add -m, or write a list in brackets"
+        whole = OmegaConf.select(base, override.key_or_group)
+        if DECIMAL_COMMA.fullmatch(line) and not isinstance(whole, int):
+            hint = f"a decimal number has a point, {line.replace(',', '.')}; several values are a sweep: add -m"
+        raise BadConfig(f"{line}: {hint}")
 
 
 def _suggest_override(option: str, following: Sequence[str]) -> str:
@@ -223,29 +279,8 @@ def _check_known_key(config: DictConfig, key: str) -> None:
     for depth, part in enumerate(key.split(".")):
         names = [str(k) for k in node] if OmegaConf.is_dict(node) else []
         if part not in names:
-            where = ".".join(key.split(".")[:depth])
-            raise BadConfig(f"{key}: unknown key; {_suggest_key(config, part, names, where)}")
+            raise BadConfig(f"{key}: unknown key; {suggest_key(config, key, depth)}")
         node = OmegaConf.select(config, ".".join(key.split(".")[: depth + 1]), throw_on_missing=False)
-
-
-def _suggest_key(config: DictConfig, part: str, names: Sequence[str], where: str) -> str:
-    """The nearest key: of the same name below the same place, else alike there, else of the same name or alike anywhere."""
-    keys = sorted(_iterate_keys(OmegaConf.to_container(config, resolve=False)), key=lambda k: (k.count("."), k))
-    same = [key for key in keys if key.rsplit(".", 1)[-1] == part]
-    below = [key for key in same if where and key.startswith(f"{where}.")]
-    beside = settings.suggest_name(part, names, where)
-    if beside.startswith("did you mean") and not below:
-        return beside
-    alike = difflib.get_close_matches(part, [key.rsplit(".", 1)[-1] for key in keys], 1, cutoff=0.7)
-    same = below or same or [key for key in keys if alike and key.rsplit(".", 1)[-1] == alike[0]]
-    return f"did you mean {' or '.join(same[:3])}?" if same else beside
-
-
-def _iterate_keys(node: Any, prefix: str = "") -> Iterator[str]:
-    if isinstance(node, dict):
-        for name, value in node.items():
-            yield f"{prefix}{name}"
-            yield from _iterate_keys(value, f"{prefix}{name}.")
 
 
 INTERPOLATION = re.compile(r"\$\{([\w.]+)\}")
@@ -260,13 +295,15 @@ def check_settings_used(config: DictConfig, typed: Sequence[str]) -> None:
 
     config: as composed, its interpolations unresolved. A key that was set to null, or to false, asks for nothing.
     """
-    keys = [item.split("=")[0].split("@")[0] for item in typed if "=" in item and not item.startswith(("-", "hydra"))]
+    items = [item for item in typed if "=" in item and not item.startswith(("-", "hydra"))]
+    values = {item.partition("=")[0].partition("@")[0]: item.partition("=")[2] for item in items}
+    keys = [*values]
     given = [key for key in keys if OmegaConf.select(config, key) not in (None, False)]
     links = _linked_keys(config)
     if config.get("scores") is not None:
         if unread := next((key for key in given if key not in SETTINGS_WITH_SCORES), None):
             why = f"scores= trains nothing and reads only {', '.join(SETTINGS_WITH_SCORES)}"
-            raise _unused_error(config, unread, why)
+            raise BadConfig(f"{unread}={values[unread][:100]}: would do nothing: {why}")
         return
     if "scores_surface" in given:
         raise _unused_error(config, "scores_surface", "it says what scores=FILE was computed from")

@@ -3,7 +3,6 @@ that were computed elsewhere."""
 
 from __future__ import annotations
 
-import importlib.util
 import math
 import sys
 import time
@@ -25,6 +24,7 @@ from privdd.auditing.coverage import UNREAD_REASON, check_coverage, uncovered_su
 from privdd.auditing.verdicts import decide_verdict, refutes_limit
 from privdd.cli import build, settings, stored_config
 from privdd.cli.compose import format_shell_assignment
+from privdd.cli.inputs import check_tracking
 from privdd.cli.secret import check_same_secret, remove_secret
 from privdd.core.device import deterministic_kernels
 from privdd.core.validation import BadConfig
@@ -256,17 +256,6 @@ def print_run_line(experiment: Any, path: Path) -> None:
 
 
 TRACKED_MEASURES = ("auc", "epsilon_measured", "psnr", "ssim", "lpips", "label_accuracy", "kappa")
-TRACKERS = ("tensorboard",)
-
-
-def check_tracking(choice: Any) -> None:
-    """Before anything is computed: raises BadConfig for an unknown tracker or one that is not installed."""
-    if choice is None:
-        return
-    if choice not in TRACKERS:
-        raise BadConfig(f"tracking={choice}: allowed are null, {', '.join(TRACKERS)}")
-    if importlib.util.find_spec(choice) is None:
-        raise BadConfig(f"tracking={choice}: the package is missing; pip install {choice}")
 
 
 def track_run(choice: Any, folder: Path, accuracy: Sequence[float], scalars: Mapping[str, float]) -> None:

@@ -7,7 +7,6 @@ stored config may come from a stranger. Imports no torch.
 from __future__ import annotations
 
 import ast
-import difflib
 import hashlib
 import importlib.util
 import inspect
@@ -31,6 +30,7 @@ from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get
 from omegaconf import DictConfig, OmegaConf
 
 from attacks import validation
+from privdd.cli.suggestions import suggest_name
 from privdd.core.validation import BadConfig, check_finite, is_number, setting_error
 from privdd.federated.settings import AuditSettings, GuaranteeBudget, HardExampleSettings, PrivacySettings, RunSettings
 from privdd.runtime.files import DamagedRun, read_json, write_json
@@ -98,7 +98,7 @@ class TypeCheck:
         for name, value in given.items():
             source = self.source_key_of(f"{key}.{name}")
             if name not in declared and not open_ended:
-                raise BadConfig(f"{source}: unknown key; {suggest_name(name, declared, key)}")
+                raise BadConfig(f"{source}: unknown key; {suggest_name(name, [*declared], key)}")
             self.check_value(source, value, declared.get(name, Any))
 
     def check_value(self, key: str, value: Any, kind: Any) -> None:
@@ -120,14 +120,6 @@ def own_network_hint(path: Any) -> str:
     """How a network of the user's own is given, for whoever named it as ``model._target_``."""
     module, _, name = str(path).rpartition(".")
     return f"; a network of your own is model=own model.target={module or 'net'}:{name or 'Net'}"
-
-
-def suggest_name(name: str, known: Collection[str], where: str) -> str:
-    """What may have been meant by an unknown name among the ``known`` of a mapping."""
-    close = difflib.get_close_matches(name, known, 1)
-    if close:
-        return f"did you mean {'.'.join(filter(None, [where, close[0]]))}?"
-    return f"known there: {', '.join(known) or 'nothing'}"
 
 
 def contains_target(value: Any) -> bool:
@@ -258,6 +250,25 @@ def check_declared_ranges(target: str, settings: Mapping[str, Any]) -> None:
         for name in names:
             if name in settings:
                 check(SimpleNamespace(**{name: settings[name]}), name, **options)
+
+
+NAMED_VALUE = re.compile(r"([A-Za-z_][\w.]*)=")
+
+
+def error_with_place(error: ValueError, place: str, node: Any, source_key_of: Callable[[str], str] = str) -> ValueError:
+    """The error of a class that is built at ``place``, its message beginning with the whole key in place of the name of a field.
+
+    source_key_of: key -> the key that a setting was typed by.
+    """
+    named = NAMED_VALUE.match(str(error))
+    if not place or named is None:
+        return error
+    keys = [key for key, _ in iterate_settings(node, place)]
+    same = [key for key in keys if key.endswith(f".{named[1]}")]
+    if not same:
+        return error
+    nearest = min(same, key=lambda key: key.count("."))
+    return BadConfig(f"{source_key_of(nearest)}{str(error)[named.end() - 1 :]}")
 
 
 def with_defaults(target: str, settings: Mapping[str, Any]) -> SimpleNamespace:

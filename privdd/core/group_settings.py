@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, get_args
 
-from privdd.core.validation import BadConfig, check_choice, check_integer, is_number, setting_error
+from privdd.core.validation import BadConfig, DataNotFound, check_choice, check_integer, is_number, setting_error
 
 PARTITION_NAMES = ("dirichlet", "classes", "subset", "iid", "domains", "corrupted")
 BY_DOMAIN = ("domains", "corrupted")
@@ -126,6 +127,25 @@ def check_data(data: Any) -> None:
         raise ValueError(f"data.name={data.name!r}: one of {', '.join(DATASET_NAMES)}")
     if data.standardise:
         published_scale(data.name)
+
+
+OWN_DATA = {  # data sets of the user's own: what data.root has to name, whether that is a file, and what it holds
+    "npz": ("FILE", True, "a .npz file with arrays x and y"),
+    "folder": ("DIR", False, "a folder with one subfolder for each class"),
+    "domain_folder": ("DIR", False, "a folder with one subfolder for each domain"),
+}
+
+
+def check_data_place(name: str, root: Any) -> None:
+    """Raises DataNotFound if data of the user's own are not named, or not there; other data sets are searched for."""
+    if name not in OWN_DATA:
+        return
+    shown, is_file, needed = OWN_DATA[name]
+    if root is None:
+        raise DataNotFound(f"data={name}: data.root={shown} is needed, {needed}")
+    place = Path(str(root)).expanduser()
+    if not (place.is_file() if is_file else place.is_dir()):
+        raise DataNotFound(f"data.root={root}: no such {'file' if is_file else 'folder'}; data={name} needs {needed}")
 
 
 def published_scale(name: str) -> Scale:

@@ -21,6 +21,10 @@ class BadConfig(ValueError):
     """A config that cannot be run; the message is one line for the user."""
 
 
+class DataNotFound(ValueError):
+    """The data set is neither on this machine nor could it be fetched; the message says what was tried."""
+
+
 LARGEST_INTEGER = 2**63
 FINITE = "a finite number below 2**63 is needed"
 TEXT = "text is needed"

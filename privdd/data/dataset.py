@@ -18,10 +18,6 @@ from privdd.core.types import Records, Shard
 NOT_PUBLISHED = "; these are not the published files"  # part of a note
 
 
-class DataNotFound(ValueError):
-    """The data set is neither on this machine nor could it be fetched; the message says what was tried."""
-
-
 @dataclass(frozen=True)
 class Dataset:
     """name: as asked for; note: one honest sentence on the source.

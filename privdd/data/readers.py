@@ -26,8 +26,10 @@ from torch import Tensor
 
 from attacks.machine import BARE_VARIABLE, is_bare
 from attacks.validation import check_archive
+from privdd.core.group_settings import check_data_place
 from privdd.core.rng import Keys
-from privdd.data.dataset import DataNotFound, Dataset, dataset_from_pairs
+from privdd.core.validation import DataNotFound
+from privdd.data.dataset import Dataset, dataset_from_pairs
 
 DIGITS_NOTE = (
     "scikit-learn's digits: 1797 handwritten digits (the test part of UCI optdigits) at 8x8, every fifth for test"
@@ -316,10 +318,8 @@ def load_npz(name: str, root: Path | None, keys: Keys) -> Dataset:
 
     Raises DataNotFound without the file and ValueError where an array does not fit.
     """
-    if root is None:
-        raise DataNotFound("data=npz: data.root=FILE is needed, a .npz file with arrays x and y")
-    if not root.is_file():
-        raise DataNotFound(f"data.root={root}: no such file; data=npz needs a .npz file with arrays x and y")
+    check_data_place("npz", root)
+    assert root is not None
     try:
         check_archive(root)
         with np.load(root, allow_pickle=False) as stored:
@@ -370,10 +370,8 @@ def load_image_folder(name: str, root: Path | None, keys: Keys, size: int | None
     All images become size x size (needed where they differ in size); colour if any image is coloured. Raises DataNotFound
     where there are none, and ValueError, naming the file, for one that cannot be read for what it shows.
     """
-    if root is None:
-        raise DataNotFound("data=folder: data.root=DIR is needed, a folder with one subfolder for each class")
-    if not root.is_dir():
-        raise DataNotFound(f"data.root={root}: no such folder; data=folder needs one subfolder for each class in it")
+    check_data_place("folder", root)
+    assert root is not None
     bases = [root / "train", root / "test"] if (root / "train").is_dir() and (root / "test").is_dir() else [root]
     named = [sorted(p.name for p in base.iterdir() if p.is_dir() and not hidden(p.name)) for base in bases]
     names = named[0]

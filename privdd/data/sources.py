@@ -19,8 +19,9 @@ from torch import Tensor
 
 from privdd.core.group_settings import check_data
 from privdd.core.rng import Keys
+from privdd.core.validation import DataNotFound
 from privdd.data.corruptions import corrupt_images, corruption_names
-from privdd.data.dataset import DataNotFound, Dataset, dataset_from_pairs, mark_unpublished
+from privdd.data.dataset import Dataset, dataset_from_pairs, mark_unpublished
 from privdd.data.dataset import describe_standardisation as seen_as
 from privdd.data.readers import (
     TORCHVISION_DATASETS,

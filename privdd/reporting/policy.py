@@ -8,6 +8,7 @@ measured that could have broken it, or the sample is too small), which fails a b
 
 from __future__ import annotations
 
+import difflib
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -23,6 +24,7 @@ from privdd.reporting.schema import FindingRow, Findings, Part, Positive, Unit, 
 from privdd.reporting.summary import believable_findings
 from privdd.reporting.wording import format_number
 from privdd.runtime.files import DamagedRun, write_bytes
+from privdd.runtime.own_yaml import compose_own_yaml
 from privdd.runtime.yaml_files import parse_yaml, read_yaml
 
 EXIT_BROKEN = 3
@@ -77,13 +79,13 @@ def load_policy(file: Path | None, limits: Mapping[str, Any] | None = None) -> P
     Raises PolicyError with one line for a file that cannot be read, an unknown limit, a wrong value, or no limit at all.
     """
     found: Any = {}
+    lines: dict[str, int] = {}
     if file is not None:
         try:
+            lines = _key_lines(file)
             found = read_yaml(file.resolve()) or {}  # a link of the user's own may be followed
-        except (OSError, DamagedRun) as error:
-            raise PolicyError(f"policy={file}: {' '.join(str(error).split())}") from None
-        if not isinstance(found, dict):
-            raise PolicyError(f"policy={file}: limits as KEY: VALUE are needed")
+        except (ValueError, OSError, DamagedRun) as error:
+            raise PolicyError(" ".join(str(error).split())) from None
     found |= {name: limit for name, limit in (limits or {}).items() if limit is not None}
     if not found.keys() - {"not_decided"}:
         hint = "python -m privdd.gate --init writes one"
@@ -91,8 +93,24 @@ def load_policy(file: Path | None, limits: Mapping[str, Any] | None = None) -> P
     try:
         return Policy.model_validate(found)
     except ValidationError as error:
-        where, allowed = f"={file}" if file else "", ", ".join(Policy.model_fields)
-        raise PolicyError(f"policy{where}: {first_error_line(error)}; limits are {allowed}") from None
+        name = str(error.errors()[0]["loc"][0])
+        typed = name in (limits or {})
+        where = "fail_on." if typed or file is None else f"{file}:{lines.get(name, 1)}: "
+        raise PolicyError(f"{where}{_explain_limit(error, name)}") from None
+
+
+def _key_lines(file: Path) -> dict[str, int]:
+    """Key -> line of a policy's file. Raises BadConfig, FILE:LINE and one sentence, for what is no YAML of keys and values."""
+    node = compose_own_yaml(file)
+    return {} if node is None else {str(key.value): key.start_mark.line + 1 for key, _ in node.value}
+
+
+def _explain_limit(error: ValidationError, name: str) -> str:
+    allowed = [*Policy.model_fields]
+    if name in allowed:
+        return first_error_line(error)
+    close = difflib.get_close_matches(name, allowed, 1)
+    return f"{name}: unknown limit; {f'did you mean {close[0]}? ' if close else ''}limits are {', '.join(allowed)}"
 
 
 def policy_of_settings(settings: Mapping[str, Any]) -> Policy | None:

@@ -11,7 +11,8 @@ import pytest
 from omegaconf import open_dict
 
 from privdd.cli.compose import compose_config, expand_arguments
-from privdd.cli.overrides import check_changed_settings, check_overrides
+from privdd.cli.overrides import check_changed_settings, check_overrides, check_spaces
+from privdd.cli.suggestions import SYNONYMS, suggest_key
 from privdd.core.validation import BadConfig
 
 # A mistyped command line is refused by name, with the nearest right one, before anything heavy is imported.
@@ -30,7 +31,41 @@ MISTYPED = {
     "--preset": "--preset: unknown option; settings have no dashes: write preset=smoke",
     "--preset=smoke": "--preset=smoke: unknown option; settings have no dashes: write preset=smoke",
     "--mulitrun": "--mulitrun: unknown option; did you mean --multirun?",
-    "smoke": "smoke: an override has the form key=value",
+    "smoke": "smoke: an override has the form key=value; did you mean preset=smoke?",
+    "fedfed": "fedfed: an override has the form key=value; did you mean algo=fedfed",
+    "lira": "lira: an override has the form key=value; did you mean attack=[lira]?",
+    "help": "help: an override has the form key=value; did you mean --help?",
+    # words of the field
+    "sigma=2": "sigma: unknown key; did you mean privacy.noise_multiplier?",
+    "privacy.sigma=2": "privacy.sigma: unknown key; did you mean privacy.noise_multiplier?",
+    "noise=2": "noise: unknown key; did you mean privacy.noise_multiplier?",
+    "eps=3": "eps: unknown key; did you mean privacy.epsilon?",
+    "delta=1e-6": "delta: unknown key; did you mean privacy.delta?",
+    "clip=1": "clip: unknown key; did you mean privacy.clip_norm?",
+    "max_grad_norm=1": "max_grad_norm: unknown key; did you mean privacy.clip_norm?",
+    "rounds=3": "rounds: unknown key; did you mean algo.rounds?",
+    "epochs=2": "epochs: unknown key; did you mean algo.local_epochs?",
+    "algo.epochs=2": "algo.epochs: unknown key; did you mean algo.local_epochs?",
+    "lr=0.1": "lr: unknown key; did you mean algo.lr?",
+    "learning_rate=0.1": "learning_rate: unknown key; did you mean algo.lr?",
+    "batch_size=32": "batch_size: unknown key; did you mean algo.batch_size?",
+    "method=fedfed": "method: unknown key; did you mean algo?",
+    "algorithm=fedfed": "algorithm: unknown key; did you mean algo?",
+    "dataset=digits": "dataset: unknown key; did you mean data?",
+    "clients=5": "clients: unknown key; did you mean partition.clients?",
+    "alpha=0.5": "alpha: unknown key; did you mean partition.alpha?",
+    "workers=4": "workers: unknown key; did you mean engine.workers?",
+    "n_jobs=4": "n_jobs: unknown key; did you mean engine.workers?",
+    "gpu=0": "gpu: unknown key; did you mean device=cuda?",
+    "dp=true": "dp: unknown key; did you mean privacy=dpsgd?",
+    "output=x": "output: unknown key; did you mean hydra.run.dir?",
+    "attacks=[lira]": "attacks: unknown key; did you mean attack?",
+    "seeds=0,1": "seeds: unknown key; did you mean seed?",
+    "privcy.noise_multiplier=2": "privcy.noise_multiplier: unknown key; did you mean privacy.noise_multiplier?",
+    # several values without a sweep
+    "privacy.noise_multiplier=0,5": "privacy.noise_multiplier=0,5: a decimal number has a point, privacy.noise_multiplier=0.5; several values are a sweep",
+    "seed=0,1": "seed=0,1: several values are a sweep: add -m",
+    "algo=fedavg,feddm": "algo=fedavg,feddm: several values are a sweep: add -m",
 }
 
 
@@ -42,9 +77,39 @@ def test_the_right_way_is_named(typed: str) -> None:
     assert str(caught.value).startswith(MISTYPED[typed])
 
 
-@pytest.mark.parametrize("typed", ["algo=fedavg,feddm", "algo=glob(fed*)", "attack=[lira],[rmia]", "data=digits", "privacy=dpsgd"])
+@pytest.mark.parametrize("typed", [
+    "algo=fedavg,feddm -m", "algo=glob(fed*) -m", "attack=[lira],[rmia] -m", "data=digits", "privacy=dpsgd", "privacy.noise_multiplier=1,5 algo=fedfed_dp -m",
+])  # fmt: skip
 def test_right_choices_pass(typed: str) -> None:
-    check_overrides("audit", expand_arguments([typed], "audit"))
+    check_overrides("audit", expand_arguments(typed.split(), "audit"))
+
+
+CUT = {  # typed -> said
+    "algo = fedfed": "algo =: a space ends an argument; write algo=fedfed without spaces",
+    "algo =fedfed": "algo =fedfed: a space ends an argument; write algo=fedfed without spaces",
+    "algo= fedfed": "algo= fedfed: a space ends an argument; write algo=fedfed without spaces",
+    "attack=[lira, rmia] seed=1": "attack=[lira, rmia]: a space ends an argument; write attack=[lira,rmia] without spaces",
+    "attack=[lira, rmia, base]": "attack=[lira, rmia,: a space ends an argument; write attack=[lira,rmia,base] without spaces",
+    "attack=lira rmia": "attack=lira rmia: several attacks are a list; write attack=[lira,rmia] without spaces",
+}
+
+
+@pytest.mark.parametrize("typed", CUT)
+def test_values_that_spaces_cut_are_shown_in_one_piece(typed: str) -> None:
+    with pytest.raises(BadConfig) as caught:
+        check_spaces(typed.split())
+    assert str(caught.value) == CUT[typed]
+
+
+def test_what_has_no_space_in_it_passes() -> None:
+    check_spaces(["algo=fedfed", "--config-dir", "conf", "-m", "attack=[lira,rmia]", "data.root=a b", "seed=1"])
+
+
+def test_every_synonym_leads_to_a_key_of_some_config() -> None:
+    composed = [compose_config("audit", ["attack=[lira]", *more]) for more in (["algo=fedavg", "privacy=dpsgd"], ["algo=fedfed_dp"])]
+    for word, meant in SYNONYMS.items():
+        said = [suggest_key(config, word, 0) for config in composed]
+        assert any(meant.rpartition(".")[2] in line and "did you mean" in line for line in said), (word, said)
 
 
 QUICK = {
@@ -59,6 +124,10 @@ QUICK = {
     "value of the method": ["algo.rounds=0"],
     "setting that nothing reads": ["engine=serial", "engine.workers=2"],
     "packages without a run": ["trust=mine"],
+    "a run that is not there": ["resume=nowhere"],
+    "a file that is not there": ["data=npz", "data.root=nowhere.npz"],
+    "a tracker that is none": ["tracking=wandb"],
+    "a sweep without -m": ["seed=0,1"],
 }
 
 
@@ -85,9 +154,9 @@ def test_the_api_is_imported_without_torch() -> None:
 
 
 WRONG = {
-    "privacy=dpsgd privacy.noise_multiplier=-1": "noise_multiplier=-1: a finite number above 0",
+    "privacy=dpsgd privacy.noise_multiplier=-1": "privacy.noise_multiplier=-1: a finite number above 0",
     "privacy=dpsgd privacy.sampling_probability=abc": "privacy.sampling_probability='abc': a number",
-    "privacy=client privacy.clip_norm=0": "clip_norm=0: a finite number above 0",
+    "privacy=client privacy.clip_norm=0": "privacy.clip_norm=0: a finite number above 0",
     "partition.clients=0": "partition.clients=0: from 1 to",
     "partition.clients=abc": "partition.clients='abc': a whole number",
     "partition.alpha=-1": "partition.alpha=-1: a finite number > 0",
@@ -97,15 +166,15 @@ WRONG = {
     "model.width=0": "model.width=0: an integer from 1",
     "model.norm=nosuch": "model.norm='nosuch': one of instance",
     "algo.lr=nan": "algo.lr=nan: a finite number",
-    "algo.rounds=0": "rounds=0: a whole number of at least 1",
-    "algo=fedprox algo.momentum=2": "momentum=2: a number in [0, 1)",
+    "algo.rounds=0": "algo.rounds=0: a whole number of at least 1",
+    "algo=fedprox algo.momentum=2": "algo.momentum=2: a number in [0, 1)",
     "data.name=nosuch": "data.name='nosuch': one of digits",
     "data.limit=-5": "data.limit=-5: an integer >= 1",
     "data.limit=abc": "data.limit='abc': a whole number",
     "engine.workers=-1": "engine.workers=-1: an integer of at least 0",
     "capture.rounds=abc": "capture.rounds=abc: allowed are all",
     "trust=secagg trust.dropout=2": "trust.dropout=2: a number in [0, 1)",
-    "attack=[rmia] attack.rmia.gamma=-1": "gamma=-1",
+    "attack=[rmia] attack.rmia.gamma=-1": "attack.rmia.gamma=-1",
 }
 
 
@@ -132,7 +201,7 @@ def test_only_what_differs_from_the_chosen_files_is_looked_at() -> None:
     """A file that is wrong itself is left to the full check."""
     base = compose_config("train", ["algo.rounds=0"])
     check_changed_settings(compose_config("train", ["algo.rounds=0", "seed=3"]), base)
-    with pytest.raises(ValueError, match=r"^rounds=0: a whole number of at least 1"):
+    with pytest.raises(ValueError, match=r"^algo\.rounds=0: a whole number of at least 1"):
         check_changed_settings(base, compose_config("train", []))
     with pytest.raises(BadConfig, match=r"^algo\.rounds='x': a whole number"):
         check_changed_settings(compose_config("train", ["algo.rounds=x"]), base)

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from privdd.cli.run import TRACKERS, check_tracking, run_audit, run_training, track_run, tracked_scalars
+from privdd.cli.inputs import TRACKERS, check_tracking
+from privdd.cli.run import run_audit, run_training, track_run, tracked_scalars
 from privdd.core.validation import BadConfig
 from privdd.federated.trainer import Trainer
 from privdd.methods.fedavg import FedAvg

@@ -94,7 +94,7 @@ def test_a_verdict_that_is_not_listed_breaks_the_policy(audited: Callable[[str],
 @pytest.mark.parametrize(
     ("text", "says"),
     [("auk: 1", "auk"), ("auc: 2", "auc"), ("tpr_at_fpr: {2: 0.1}", "false-positive rate"), ("- auc", "KEY: VALUE"), ("", "no limit is set"),
-     ("auc: [", "policy="), ("not_decided: pass", "no limit is set")],
+     ("auc: [", r"policy\.yaml:1: the \[ of this line is not closed"), ("not_decided: pass", "no limit is set")],
 )  # fmt: skip
 def test_a_wrong_policy_is_refused_in_one_line(tmp_path: Path, text: str, says: str) -> None:
     (tmp_path / "policy.yaml").write_text(text)
