@@ -13,13 +13,13 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 MODULES = {
     "audit": "privdd.audit", "train": "privdd.train", "report": "privdd.report", "verify": "privdd.verify", "gate": "privdd.gate",
-    "check": "privdd.check", "selftest": "privdd.selftest", "canary": "privdd.canary.__main__", "reproduce": "privdd.reproduce.__main__",
+    "check": "privdd.check", "selftest": "privdd.selftest", "canary": "privdd.canary.__main__", "reproduce": "privdd.reproduce.__main__", "account": "privdd.account",
     "attacks": "attacks.selftest",
 }  # fmt: skip
 PARSED = ("report", "verify", "gate", "attacks")  # options with dashes
 MISTAKES = [
     *((name, ["--no-such-option"]) for name in MODULES),
-    *((name, ["no_such_key=1"]) for name in ("audit", "train", "check", "selftest", "canary", "reproduce")),
+    *((name, ["no_such_key=1"]) for name in ("audit", "train", "check", "selftest", "canary", "reproduce", "account")),
     ("report", []), ("report", ["x", "--pfd"]), ("report", ["x", "--pd"]), ("report", ["x", "--card", "x"]), ("report", ["x", "--out"]),
     ("verify", []), ("verify", ["x", "--stric"]), ("verify", ["x", "y"]), ("verify", ["x", "--key"]), ("verify", ["x", "--polic", "y"]),
     ("gate", ["x", "--polcy", "y"]), ("gate", ["x", "--polic", "y"]), ("gate", ["--ini"]), ("gate", ["x", "--fail-on"]),

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from privdd.data.dataset import DataNotFound
+from privdd.core.validation import DataNotFound
 from privdd.data.readers import data_folder, import_torchvision
 
 # A build whose compiled operators do not load, as a CUDA build beside CPU torch: the library is refused.
