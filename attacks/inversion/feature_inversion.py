@@ -370,8 +370,11 @@ def released_rows(view: View, capture: Capture, known: FeatureMap | None) -> Ten
 
 def class_mean_rows(value: Mapping[str, Tensor]) -> Tensor:
     """(m, d): the mean of each class that has records, from class means or from class sums."""
+    rows = value["mean"] if "mean" in value else value["sum"]
+    if "count" not in value:  # a class without records has a row of zeros
+        return rows[rows.flatten(1).any(1)]
     count = value["count"].flatten()
-    mean = value["mean"] if "mean" in value else value["sum"] / count.clamp_min(1)[:, None]
+    mean = rows if "mean" in value else rows / count.clamp_min(1)[:, None]
     return mean[count > 0]
 
 
@@ -399,6 +402,10 @@ def released_labels(view: View, rows: int) -> Tensor | None:
     value, classes = view.captures[0].value, view.knowledge.classes
     if "count" in value and len(value["count"].flatten()) == classes:
         labels = torch.nonzero(value["count"].flatten() > 0).flatten()
+    elif (
+        "x" not in value and "y" not in value and len(class_sums := value.get("mean", value.get("sum", ()))) == classes
+    ):
+        labels = torch.nonzero(class_sums.flatten(1).any(1)).flatten()
     elif "y" in value and value["y"].ndim == 1 and not value["y"].is_floating_point():
         labels = value["y"][:rows]
     else:

@@ -72,11 +72,8 @@ def error_budget(
     return ErrorBudget(alpha, max(1, tests + replaced), replaced)
 
 
+MAX_ERROR_TEXT = 300  # characters of an attack's error in its finding
 LONGEST_FIRST = (Family.GRADIENT_INVERSION, Family.MODEL_INVERSION, Family.RECONSTRUCTION)  # then all others
-
-
-class AttackFailed(RuntimeError):
-    """An attack that applies to a surface failed; a report without it would look better than the truth."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +110,7 @@ class AttackOutcome:
 
 @dataclass(frozen=True)
 class AttackTask:
-    """Jobs of one attack. Raises AttackFailed."""
+    """Jobs of one attack. An attack that fails ends here: its finding says so, and the others go on."""
 
     jobs: tuple[AttackJob, ...]
     terms: AttackTerms
@@ -129,18 +126,29 @@ class AttackTask:
         began = time.monotonic()
         refused = [_finding_without_attack(job) for job in self.jobs]
         open_jobs = [i for i, found in enumerate(refused) if found is None]
-        evidence = dict(zip(open_jobs, self._collect_evidence(open_jobs, streams)))
+        evidence: dict[int, Evidence] = {}
+        for i, result in zip(open_jobs, self._collect_evidence(open_jobs, streams)):
+            if isinstance(result, Evidence):
+                evidence[i] = result
+            else:
+                refused[i] = result
         spent = (time.monotonic() - began) / len(self.jobs)
         return [self._judge_job(i, given[i], refused[i], evidence.get(i, Evidence()), spent) for i in range(len(given))]
 
-    def _collect_evidence(self, rows: Sequence[int], streams: Sequence[torch.Generator]) -> list[Evidence]:
+    def _collect_evidence(
+        self, rows: Sequence[int], streams: Sequence[torch.Generator]
+    ) -> Sequence[Evidence | Finding]:
+        """The evidence of each job, or the finding that it failed; jobs that fail together are tried one by one."""
         if not rows:
             return []
         jobs = [self.jobs[i] for i in rows]
         try:
             return jobs[0].attack.run_each([job.view for job in jobs], [streams[i] for i in rows])
         except Exception as error:
-            raise _attack_failure(jobs[0], error) from error
+            if len(rows) == 1:
+                return [_failed_finding(jobs[0], error)]
+        fresh = [attack_stream(self.terms.keys, job.name, job.view.surface, job.note) for job in self.jobs]
+        return [result for row in rows for result in self._collect_evidence([row], fresh)]
 
     def _judge_job(
         self, at: int, job: AttackJob, refused: Finding | None, evidence: Evidence, spent: float
@@ -149,9 +157,9 @@ class AttackTask:
         try:
             finding = job.attack.judge(evidence, there.view, there.truth) if refused is None else refused
         except Exception as error:
-            raise _attack_failure(job, error) from error
+            finding = _failed_finding(job, error)
         finding, evidence = to_device((finding, evidence), "cpu")
-        if finding.measures.get("status") == "nothing_to_read":
+        if finding.measures.get("status") in ("nothing_to_read", "failed"):
             evidence = Evidence()
         if evidence.scores is not None and job.view.worlds is not None:
             _, seed = attack_seeds(self.terms.keys, job.name, job.view.surface, job.note)
@@ -171,13 +179,15 @@ def _finding_without_attack(job: AttackJob) -> Finding | None:
             return finding
         why = job.attack.nothing_to_read(job.view)
     except Exception as error:
-        raise _attack_failure(job, error) from error
+        return _failed_finding(job, error)
     return unreadable_finding(job.attack, job.view, why) if why else None
 
 
-def _attack_failure(job: AttackJob, error: Exception) -> AttackFailed:
-    view, text = job.view, f"{type(error).__name__}: {error}"
-    return AttackFailed(f"attack {job.name} on {view.surface} ({view.adversary}) failed: {text}")
+def _failed_finding(job: AttackJob, error: Exception) -> Finding:
+    """The finding of an attack that raised: no rate, so that nobody takes it for one that found nothing."""
+    text = " ".join(f"{type(error).__name__}: {error}".split())[:MAX_ERROR_TEXT]
+    measures: dict[str, Any] = {"status": "failed", "note": f"failed: {text}"}
+    return Finding(job.view.surface, job.name, job.attack.family, job.view.adversary, measures)
 
 
 def collect_attack_jobs(

@@ -25,7 +25,7 @@ UNREAD_REASON = "not read by the attacks asked for"  # why a surface is not atta
 
 def why_not_read(findings: Sequence[Finding]) -> str | Literal[False]:
     """The note that a surface was not attacked, if an attack tried it and its scores carried no information; else False."""
-    silent = [one for one in findings if one.measures.get("status") == "nothing_to_read"]
+    silent = [one for one in findings if one.measures.get("status") in ("nothing_to_read", "failed")]
     why = f"{silent[0].attack} could not read it; {silent[0].measures.get('note', '')}" if silent else ""
     return f"not attacked: {why}" if why else False
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from attacks.types import Finding
+from attacks.types import Finding, Surface
 from privdd import __version__
 from privdd.auditing.coverage import (
     describe_unmeasured,
@@ -22,6 +22,7 @@ from privdd.auditing.coverage import (
     why_not_read,
 )
 from privdd.auditing.pipeline import AuditState
+from privdd.auditing.signal_extraction import missing_map_hooks
 from privdd.auditing.verdicts import (
     DECISIVE_VALIDITIES,
     SurfaceKey,
@@ -389,7 +390,15 @@ def _surface_rows(state: AuditState, findings: Sequence[Finding]) -> Iterable[di
             "mechanism": _name_mechanisms(experiment, releases),
             "epsilon": epsilon_by_accountant(ledger, [surface]) | certified,
             "audited": _describe_attacks(state, findings_on_surface(findings, key, rows), key),
+            **_missing_map_entry(experiment, key),
         }
+
+
+def _missing_map_entry(experiment: Experiment, key: SurfaceKey) -> dict[str, str]:
+    """Hooks of the method without which attacks have no map to what clients send on a surface."""
+    surface, sender = key
+    hooks = missing_map_hooks(experiment.plan.method, Surface(surface)) if sender == "client" else ""
+    return {"missing_hooks": hooks} if hooks else {}
 
 
 def _describe_attacks(state: AuditState, findings: Sequence[Finding], key: SurfaceKey) -> bool | str:

@@ -5,6 +5,7 @@ Each check runs the method on a tiny federation of random images and names what 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -18,7 +19,14 @@ from privdd.auditing.coverage import MESSAGES_PART
 from privdd.auditing.dp_tests.instrumentation import Leak, compare_traces, trace_round, zero_out_others
 from privdd.auditing.dp_tests.non_interference_test import INTERFERENCE_TEST
 from privdd.auditing.dp_tests.statement import GuaranteeSubject
-from privdd.auditing.signal_extraction import AdversaryView, UnreadableUpload, extract_signals, missing_hooks
+from privdd.auditing.signal_extraction import (
+    AdversaryView,
+    UnreadableUpload,
+    extract_signals,
+    missing_hooks,
+    missing_map_hooks,
+)
+from privdd.auditing.upload_schema import upload_faults
 from privdd.core.group_settings import Relation
 from privdd.core.rng import Keys
 from privdd.core.types import Problem, Received, Records, Shard, State, Upload, Work
@@ -30,6 +38,7 @@ from privdd.privacy.mechanism import Mechanism
 from privdd.privacy.mechanisms.noise_share import share_count_of
 
 CHECKED_CLIENTS, CHECKED_ROUNDS = 2, 3  # of the tiny federation; later rounds of a longer method are not run
+CHECKED_RECORDS = 4  # of each class, before an audit
 
 
 class BrokenContract(ValueError):
@@ -37,6 +46,10 @@ class BrokenContract(ValueError):
     tell of the records, with the name of the message or query that tells it, "" where it is not one alone."""
 
     leaks: tuple[tuple[str, str], ...] = ()
+
+
+class UnmappedUpload(UserWarning):
+    """An upload whose rows no attack can compare with a record, as the method names no map to them."""
 
 
 @dataclass(frozen=True)
@@ -70,10 +83,14 @@ def check_method(
     nothing but their arguments; ``recall`` and ``local_batched`` agree with ``local``; what claims to be
     private depends on the records only through ``mechanisms``, and ledger rows not at all; ``predict`` gives one
     score a class. Images are random, (c, h, w) = ``shape``; the arguments must suit the method's settings. relation: of
-    neighbouring data sets; under add_remove labels and the number of records are private too, and exchanged.
+    neighbouring data sets; under add_remove labels and the number of records are private too, and exchanged. Tensors are
+    named and shaped as ``privdd.auditing.upload_schema`` says. Warns (UnmappedUpload) of uploads which no attack can compare
+    with a record until a hook is defined: an audit runs, and says that they were not tested.
     """
     if not isinstance(method, Method):
         raise BrokenContract(f"{type(method).__name__} is no Method: it must inherit from privdd.api.Method")
+    for line in unmapped_uploads(method):
+        warnings.warn(line, UnmappedUpload, stacklevel=2)
     plan = Plan(Keys(seed), Problem(shape, classes, CHECKED_CLIENTS), method, mechanisms or {}, relation=relation)
     leaks: list[tuple[str, str]] = []
     shards = _random_shards(shape, classes, records, seed)
@@ -119,6 +136,38 @@ def _unreadable_uploads(method: Method) -> Iterator[str]:
             yield f"uploads[{name!r}] is of surface {surface}, which no attack can read: define {hooks}"
 
 
+def unmapped_uploads(method: Method) -> Iterator[str]:
+    """One line for each upload that attacks read without a map to its rows."""
+    for name, surface in method.uploads.items():
+        if hooks := missing_map_hooks(method, surface):
+            yield (
+                f"uploads[{name!r}] is of surface {surface}: without a map from records to its rows most attacks have "
+                f"nothing to read in it; define {hooks} (AuditHooks)"
+            )
+
+
+def check_foreign_uploads(plan: Plan) -> list[str]:
+    """Before training: the faults of the first upload of a method that is not privdd's own, on a few random records.
+
+    Raises BrokenContract, one line for each fault. Returns lines on what could not be checked, or which attacks cannot map.
+    """
+    method = plan.method
+    if type(method).__module__.startswith("privdd."):
+        return []
+    said = [*unmapped_uploads(method)]
+    shard = _random_shards(plan.problem.shape, plan.problem.classes, CHECKED_RECORDS * plan.problem.classes, 0)[0]
+    try:
+        server = method.init(plan.problem, plan.keys.fold("public", "init"))
+        task = ClientTask(plan, 0, shard.client, method.broadcast(server), {}, shard)
+        values = client_step(task)[0].values
+    except Exception as problem:  # of a stranger's code, on data that it was not written for
+        text = " ".join(f"{type(problem).__name__}: {problem}".split())
+        return [*said, f"uploads were not checked before training, as random records do not suit the method ({text})"]
+    if faults := list(upload_faults(method, plan.problem, values)):
+        raise BrokenContract("\n".join(faults))
+    return said
+
+
 def _find_faults(plan: Plan, shards: Sequence[Shard], leaks: list[tuple[str, str]]) -> Iterator[str]:
     """Each fault in one line; leaks: is given those that tell of the records."""
     method = plan.method
@@ -141,6 +190,11 @@ def _find_faults(plan: Plan, shards: Sequence[Shard], leaks: list[tuple[str, str
             if max(map(share_count_of, plan.mechanisms.values()), default=1) > 1:  # in double until they are added
                 received = replace(received, values=sum_uploads([received], "sum").values)
             inbox.append(received)
+        if t == 0:
+            faults = [f"round {t}: {fault}" for fault in upload_faults(method, plan.problem, inbox[0].values)]
+            yield from faults
+            if faults:
+                return
         yield from _signal_faults(plan, t, server, memories[0], inbox[0], shards)
         server = method.aggregate(server, inbox, plan.keys.fold("round", t, "server"))
     logits = method.predict(server, memories[0] or None, shards[0].train.x[:2])

@@ -82,7 +82,7 @@ def audit_experiment(
     experiment: Experiment, attacks: Mapping[str, Attack], folder: RunFolder, earlier: EarlierFindings = NOTHING
 ) -> AuditState:
     """Train (or resume), replay the audited client, attack every surface, test the stated guarantees. Of a run whose
-    training diverged nothing is attacked, and the findings say so. Raises AttackFailed if an attack fails."""
+    training diverged nothing is attacked, and the findings say so. An attack that fails ends with a finding that says so."""
     clock = time.monotonic
     began = clock()
     state = train_federation(experiment, attacks, folder, earlier)

@@ -579,6 +579,23 @@ NEEDED_HOOKS: Mapping[Surface, tuple[str, ...]] = {  # hooks without which a rea
 }
 
 
+# Ways to a map from records to the rows of a surface, one of which its readers need before they compare a record with a row;
+# without any they see how many rows there are, and how long these are.
+MAP_HOOKS: Mapping[Surface, tuple[tuple[str, ...], ...]] = {
+    Surface.PROTOTYPES: (("classifier", "opening"), ("classifier", "sent_state"), ("maps",)),
+    Surface.SYNTHETIC_REPRESENTATIONS: (("maps",),),
+}
+
+
+def missing_map_hooks(method: Method, surface: Surface) -> str:
+    """The hooks that would give attacks a map to the rows of a surface, "" if the method names one."""
+    ways = MAP_HOOKS.get(surface, ())
+    missing = [[hook for hook in way if not overrides_hook(method, hook)] for way in ways]
+    if not ways or not all(missing):
+        return ""
+    return ", or ".join(" and ".join(hooks) for hooks in missing)
+
+
 def missing_hooks(method: Method, surface: Surface) -> str:
     """The hooks that a method must define before its uploads of a surface can be read, "" if none is missing."""
     if surface not in SIGNAL_READERS:

@@ -79,6 +79,6 @@ def explain_error(error: BaseException) -> str | None:
         cause = error.__cause__
         inner = explain_error(cause) if cause is not None else None
         return inner or " ".join(str(error).split())[:400]
-    if name in {"AttackFailed", "TooManyLostWorkers", "MissingData", "UnsupportedEventError"}:
+    if name in {"TooManyLostWorkers", "MissingData", "UnsupportedEventError"}:
         return " ".join(str(error).split())
     return None

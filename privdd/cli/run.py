@@ -21,6 +21,7 @@ from privdd import __version__
 from privdd.auditing import findings as audit_findings
 from privdd.auditing.cost_estimate import ANNOUNCEMENT_SECONDS, check_resources, choose_engine, describe_estimate
 from privdd.auditing.coverage import UNREAD_REASON, check_coverage, uncovered_surfaces
+from privdd.auditing.method_contract import check_foreign_uploads
 from privdd.auditing.verdicts import decide_verdict, refutes_limit
 from privdd.cli import build, settings, stored_config
 from privdd.cli.compose import format_shell_assignment
@@ -113,6 +114,8 @@ def run_audit(config: DictConfig, path: Path, argv: Sequence[str]) -> int:
         raise BadConfig("attack=[]: at least one attack is needed")
     experiment = build.build_experiment(config)
     check_coverage(experiment.plan.method, attacks, experiment.audit_settings, build.build_shipped_attacks)
+    for line in check_foreign_uploads(experiment.plan):
+        print(f"privdd: {line}", file=sys.stderr)
     experiment.new_ledger()  # refuses a unit, relation or delta before anything is written
     check_resources(experiment, path, force=settings.is_forced(config))
     with ExitStack() as held:

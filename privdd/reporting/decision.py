@@ -130,6 +130,8 @@ def _judge_limit(
         return "share_only_under", "warn", "some part of what its limit rests on was not tested"
     if _is_untried(line, rows):
         return "share_only_under", "warn", f"its noise was tested, but no attack was tried ({line.row.audited})"
+    if finding_selection.has_no_signal(rows):
+        return "share_only_under", "warn", f"its noise was tested; {finding_selection.UNSCORED}{_hooks_text(line)}"
     plain = limit <= summary.LARGE_EPSILON and privacy.noise is not None
     return "share_only_under", "good" if plain else "warn", "no attack contradicted its limit"
 
@@ -138,7 +140,13 @@ def _judge_unprotected(line: summary.SurfaceLine, rows: list[FindingRow], leaked
     if leaked:
         return "do_not_share", "bad", "nothing limits what it reveals, and an attack works"
     if finding_selection.has_no_signal(rows):
-        return "no_leak_found", "warn", f"nothing limits what it reveals; {finding_selection.UNSCORED}"
+        return "undecided", "warn", f"nothing limits what it reveals; {finding_selection.UNSCORED}{_hooks_text(line)}"
+    if finding_selection.lacks_map(line.row, rows):
+        return (
+            "undecided",
+            "warn",
+            f"nothing limits what it reveals, and most attacks had nothing to read{_hooks_text(line)}",
+        )
     if _is_untried(line, rows):
         return "do_not_share", "bad", f"nothing limits what it reveals, and no attack was tried ({line.row.audited})"
     return (
@@ -146,6 +154,10 @@ def _judge_unprotected(line: summary.SurfaceLine, rows: list[FindingRow], leaked
         "warn",
         "nothing limits what it reveals; the attacks tried here were not shown to beat chance, and others may",
     )
+
+
+def _hooks_text(line: summary.SurfaceLine) -> str:
+    return "" if line.row.missing_hooks is None else f" (the method defines no {line.row.missing_hooks})"
 
 
 def _is_untried(line: summary.SurfaceLine, rows: list[FindingRow]) -> bool:
@@ -156,13 +168,12 @@ def _is_untried(line: summary.SurfaceLine, rows: list[FindingRow]) -> bool:
 def _decision_title(kind: Kind, line: summary.SurfaceLine, rows: list[FindingRow]) -> str:
     if kind == "share_only_under":
         return f"Share only under ε = {format_number(line.accounted)}"
-    if kind in ("do_not_share", "undecided"):
-        return "Do not share" if kind == "do_not_share" else "Cannot be decided from these files"
-    return (
-        "Not scored by any attack"
-        if line.accounted and finding_selection.has_no_signal(rows)
-        else "No leak found by this test"
-    )
+    if kind == "do_not_share":
+        return "Do not share"
+    if kind == "undecided":
+        unread = finding_selection.has_no_signal(rows) or finding_selection.lacks_map(line.row, rows)
+        return "Not tested" if unread else "Cannot be decided from these files"
+    return "No leak found by this test"
 
 
 def _sharing_conditions(line: summary.SurfaceLine, privacy: Privacy, enough: bool) -> list[str]:

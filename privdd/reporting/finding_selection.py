@@ -347,7 +347,25 @@ SENTENCE = (
     "No membership attack of this audit found anything that it can read in what was sent, so none has a rate. That says "
     "nothing about what other attacks would find."
 )
-UNSCORED = "no membership attack of this audit could be scored on it"
+UNSCORED = "not tested: no membership attack of this audit had anything to read in it"
+
+
+def failed_findings(findings: Findings) -> list[FindingRow]:
+    """The attacks that ended with an error, so that they tested nothing."""
+    return [row for row in findings.findings if row.status == "failed"]
+
+
+def unread_attacks(rows: Iterable[FindingRow]) -> tuple[list[str], list[str]]:
+    """(membership attacks that had nothing to read, all that were tried), by name."""
+    tried = [row for row in rows if row.family == "membership" and row.status != "not_attacked"]
+    read = {row.attack for row in tried if row.status not in ("nothing_to_read", "failed")}
+    names = list(dict.fromkeys(row.attack for row in tried))
+    return [name for name in names if name not in read], names
+
+
+def lacks_map(row: SurfaceRow, rows: Iterable[FindingRow]) -> bool:
+    """Whether membership attacks had nothing to read on a surface because the method names no map to its rows."""
+    return row.missing_hooks is not None and bool(unread_attacks(rows)[0])
 
 
 def findings_without_signal(findings: Findings) -> list[FindingRow]:

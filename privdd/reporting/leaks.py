@@ -27,7 +27,7 @@ MIN_FEATURE_GAIN = 1.0  # dB by which shared features have to become closer befo
 
 
 @dataclass(frozen=True)
-class Leak:
+class LeakResult:
     """One result above chance. phrase, brief: a predicate, with and without intervals: "can identify ..."; for a copy a
     whole sentence; certain: shown with an interval, at 95 % for all rates of the run."""
 
@@ -71,11 +71,11 @@ class Leak:
         return RANKS.index(self.kind), -self.strength
 
 
-def rank_leaks(rows: Iterable[FindingRow]) -> list[Leak]:
+def rank_leaks(rows: Iterable[FindingRow]) -> list[LeakResult]:
     """The strongest leak of each kind, the gravest kind first; [] where nothing was shown to beat chance."""
     given = list(rows)
     found = [leak for read in READERS for leak in read(given)]
-    best: dict[tuple[Kind, str], Leak] = {}
+    best: dict[tuple[Kind, str], LeakResult] = {}
     for leak in sorted(found, key=lambda one: one.order):
         topic = leak.row.attack if leak.kind == "identification" else ""
         best.setdefault((leak.kind, topic), leak)
@@ -124,7 +124,7 @@ def copy_count(row: FindingRow) -> CopyCount | None:
     )
 
 
-def _copy_leaks(rows: Sequence[FindingRow]) -> list[Leak]:
+def _copy_leaks(rows: Sequence[FindingRow]) -> list[LeakResult]:
     found = []
     for row in rows:
         count = copy_count(row)
@@ -135,7 +135,7 @@ def _copy_leaks(rows: Sequence[FindingRow]) -> list[Leak]:
         verb = "is a training" if copies == 1 else "are training"
         how = "exactly" if count.exact == copies else f"{count.exact} exactly, the others nearly"
         said = f"{copies} of {count.released} released {item} {verb} {item_name(row, copies)} ({how})"
-        found.append(Leak(row, "copy", said, said, strength=copies / max(count.released, 1)))
+        found.append(LeakResult(row, "copy", said, said, strength=copies / max(count.released, 1)))
     return found
 
 
@@ -202,12 +202,12 @@ def _interval_note(interval: tuple[float, float]) -> str:
     return f" (95 %: {format_share(interval[0])} to {format_share(interval[1])})"
 
 
-def _membership_leaks(rows: Sequence[FindingRow]) -> list[Leak]:
+def _membership_leaks(rows: Sequence[FindingRow]) -> list[LeakResult]:
     best = finding_selection.strongest_membership(rows)
     if best is None or not best.beats_guessing:
         return []
     kind: Kind = "membership" if best.kind in ("rate", "exposed") else "separation"
-    return [Leak(best.row, kind, membership_phrase(best), membership_phrase(best, brief=True))]
+    return [LeakResult(best.row, kind, membership_phrase(best), membership_phrase(best, brief=True))]
 
 
 def nearest_phrase(row: FindingRow) -> str:
@@ -267,15 +267,15 @@ def _picture_words(row: FindingRow) -> tuple[str, str, str]:
     return "can reconstruct", "was not shown to reconstruct images clearly closer than a guess", "best guess without it"
 
 
-def _picture_leaks(rows: Sequence[FindingRow]) -> list[Leak]:
-    found: list[Leak] = []
+def _picture_leaks(rows: Sequence[FindingRow]) -> list[LeakResult]:
+    found: list[LeakResult] = []
     groups: tuple[tuple[Kind, bool], ...] = (("reconstruction", False), ("likeness", True))
     for kind, copies in groups:
         mine = [row for row in rows if (row.attack in COPY_ATTACKS) is copies]
         best = finding_selection.strongest_reconstruction(mine)
         if best is not None and finding_selection.rebuilds_records(best):
             certain = any(map(finding_selection.has_clear_pictures, mine))
-            found.append(Leak(best, kind, picture_phrase(best), picture_phrase(best, brief=True), certain))
+            found.append(LeakResult(best, kind, picture_phrase(best), picture_phrase(best, brief=True), certain))
     return found
 
 
@@ -299,26 +299,26 @@ def identification_phrase(row: FindingRow) -> str:
     return text.format(hits=hits, n=row.n, chance=format_share(row.identified_chance), **items)
 
 
-def _identification_leaks(rows: Sequence[FindingRow]) -> list[Leak]:
+def _identification_leaks(rows: Sequence[FindingRow]) -> list[LeakResult]:
     found = []
     for row in rows:
         hit, chance = row.identified, row.identified_chance
         if hit is None or chance is None or not is_above_chance(hit, chance, row.n, row._context.looks):
             continue
         said = identification_phrase(row)
-        found.append(Leak(row, "identification", said, said, strength=hit - chance))
+        found.append(LeakResult(row, "identification", said, said, strength=hit - chance))
     return found
 
 
 # Shared features, and labels.
 
 
-def _feature_leaks(rows: Sequence[FindingRow]) -> list[Leak]:
+def _feature_leaks(rows: Sequence[FindingRow]) -> list[LeakResult]:
     found = []
     for row in rows:
         if removes_noise(row):
             said = feature_phrase(row)
-            found.append(Leak(row, "features", said, said, certain=False, strength=row.psnr or 0.0))
+            found.append(LeakResult(row, "features", said, said, certain=False, strength=row.psnr or 0.0))
     return found
 
 
@@ -357,16 +357,16 @@ def label_phrase(row: FindingRow, rate: float, chance: float) -> str:
     return f"can read the classes of {round(rate * (row.n or 0))} of the client's {row.n} records{guess}"
 
 
-def _label_leaks(rows: Sequence[FindingRow]) -> list[Leak]:
+def _label_leaks(rows: Sequence[FindingRow]) -> list[LeakResult]:
     found = []
     for row, rate, chance in label_rates(rows):
         if is_above_chance(rate, chance, row.n, row._context.looks):
             said = label_phrase(row, rate, chance)
-            found.append(Leak(row, "labels", said, said, strength=rate))
+            found.append(LeakResult(row, "labels", said, said, strength=rate))
     return found
 
 
-Reader = Callable[[Sequence[FindingRow]], list[Leak]]
+Reader = Callable[[Sequence[FindingRow]], list[LeakResult]]
 READERS: tuple[Reader, ...] = (
     _copy_leaks,
     _picture_leaks,

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Verdict = Literal["unprotected", "untested", "consistent", "contradiction"]
-Status = Literal["measured", "nothing_to_read", "not_attacked"]
+Status = Literal["measured", "nothing_to_read", "not_attacked", "failed"]
 TargetKind = Literal["model", "synthetic", "updates", "recording", "scores"]
 Relation = Literal["add_remove", "zero_out", "replace"]
 
@@ -282,6 +282,8 @@ class SurfaceRow(Part):
     epsilon: EpsilonPair
     audited: Literal[True] | Annotated[str, Field(pattern=r"^(waived|not attacked|nothing to read): .+")]
     untested: list[Text] = Field(default_factory=list)  # "mechanism, part: why" for what no test looked at
+    # hooks of the method without which attacks cannot compare a record with it; absent: none is missing
+    missing_hooks: Text | None = None
     behind: list[Text] = Field(default_factory=list)
     refuted: list[Text] = Field(default_factory=list)
     verdict: Verdict

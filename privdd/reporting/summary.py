@@ -14,14 +14,17 @@ from privdd.reporting.finding_selection import (
     UNSCORED,
     diverged_run_text,
     epsilon_bound,
+    failed_findings,
     findings_on_surface,
     has_no_signal,
+    lacks_map,
     misfiled_findings,
     refuted_source,
     refuting_findings,
+    unread_attacks,
 )
 from privdd.reporting.leaks import (
-    Leak,
+    LeakResult,
     feature_phrase,
     label_rates,
     membership_phrase,
@@ -326,14 +329,14 @@ def _claim_sentence(findings: Findings) -> str:
     )
 
 
-def leaks_of_run(findings: Findings) -> list[Leak]:
+def leaks_of_run(findings: Findings) -> list[LeakResult]:
     """Every kind of leak of a run, the gravest first."""
     return rank_leaks(believable_findings(findings.findings, findings))
 
 
 def unshown_sentences(findings: Findings) -> list[str]:
     """What membership and reconstruction were not shown to do, and what had nothing to read."""
-    said = [_membership_gap(findings)]
+    said = [*untested_sentences(findings), _membership_gap(findings)]
     best = finding_selection.strongest_reconstruction(findings.findings)
     if best is not None and not any(leak.kind == "reconstruction" for leak in leaks_of_run(findings)):
         where = wording.surface_title(best).lower()
@@ -351,4 +354,26 @@ def _membership_gap(findings: Findings) -> str:
         return SENTENCE if has_no_signal(findings.findings) else small
     if worst.beats_guessing:
         return ""
-    return f"No membership attack was shown to do better than chance, not at {one_in(worst.fpr)} false alarms either."
+    unread, tried = unread_attacks(findings.findings)
+    which = "No membership attack was"
+    if unread:
+        which = f"Of the {len(tried) - len(unread)} membership attacks that had something to read none was"
+    return f"{which} shown to do better than chance, not at {one_in(worst.fpr)} false alarms either."
+
+
+def untested_sentences(findings: Findings) -> list[str]:
+    """What had nothing to read, with the hooks that would let attacks read it, and which attacks failed."""
+    said = []
+    for row in findings.surfaces:
+        mine = findings_on_surface(row, findings)
+        if lacks_map(row, mine):
+            unread, tried = unread_attacks(mine)
+            said.append(
+                f"Not tested: {len(unread)} of {len(tried)} membership attacks had nothing to read in the "
+                f"{wording.surface_title(row).lower()}, as the method names no map from records to them; define "
+                f"{row.missing_hooks} (AuditHooks)."
+            )
+    for row in failed_findings(findings):
+        name, place = wording.attack_title(row.attack), wording.surface_title(row).lower()
+        said.append(f"Not tested: {name} on the {place} ({row.note or 'failed'}).")
+    return said

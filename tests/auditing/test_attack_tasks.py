@@ -18,7 +18,7 @@ from attacks.membership.lira import Lira
 from attacks.membership.shadow_classifier import ShadowClassifier
 from attacks.membership.threshold import LossThreshold
 from attacks.types import Adversary, Attack, Evidence, Family, Finding, Knowledge, Surface, Truth, View, Worlds
-from privdd.auditing.attack_tasks import AttackFailed, AttackJob, AttackTask, AttackTerms, ErrorBudget, error_budget
+from privdd.auditing.attack_tasks import AttackJob, AttackTask, AttackTerms, ErrorBudget, error_budget
 from privdd.auditing.pipeline import audit_experiment
 from privdd.cli.build import build_experiment
 from privdd.core.rng import Keys
@@ -100,10 +100,12 @@ class Breaks(Attack):
         raise AssertionError("never asked")
 
 
-def test_an_attack_that_fails_in_a_worker_stops_the_audit(tmp_path: Path) -> None:
-    says = r"^attack mine on update \(server\) failed: ZeroDivisionError: nothing to divide by$"
-    with pytest.raises(AttackFailed, match=says):
-        found(Engine("processes", workers=1), tmp_path, {"mine": Breaks(), "lira": Lira()})
+def test_an_attack_that_fails_in_a_worker_ends_alone(tmp_path: Path) -> None:
+    rows, _ = found(Engine("processes", workers=1), tmp_path, {"mine": Breaks(), "lira": Lira()})
+    mine = [measures for _, attack, _, measures in rows if attack == "mine"]
+    assert mine and all(measures["status"] == "failed" for measures in mine)
+    assert all(measures["note"].endswith("failed: ZeroDivisionError: nothing to divide by") for measures in mine)
+    assert any("auc" in measures for _, attack, _, measures in rows if attack == "lira")
 
 
 @dataclass(frozen=True)

@@ -101,11 +101,11 @@ CASES: list[tuple[str, Findings, tuple[str, str, str], str]] = [
     ("noise from the printed seed", run([row(NOTHING)], "consistent", 2.0, noise=SEED), ("do_not_share", "warn", "Do not share"), "simulation"),
     ("noise not recorded", run([row(NOTHING)], "consistent", 2.0, noise=None), ("share_only_under", "warn", "Share only under ε = 2"), "no attack"),
     ("smoke run, small limit", run([row(NOTHING)], "consistent", 2.0, preset="smoke"), ("share_only_under", "warn", "Share only under ε = 2"), "no attack"),
-    ("nothing to read", run([UNREAD], "unprotected", "inf", audited="nothing to read: x"), ("no_leak_found", "warn", "Not scored by any attack"), "could be scored on it"),
+    ("nothing to read", run([UNREAD], "unprotected", "inf", audited="nothing to read: x"), ("undecided", "warn", "Not tested"), "had anything to read in it"),
     ("not attacked", run([], "unprotected", "inf", audited="not attacked: x"), ("do_not_share", "bad", "Do not share"), "no attack was tried"),
     ("noise from the printed seed, large limit, strong attack", run([row(STRONG)], "consistent", 15.5, noise=SEED), ("do_not_share", "bad", "Do not share"), "forbids little"),
     ("waived, but limited", run([], "consistent", 2.0, audited="waived: x"), ("share_only_under", "warn", "Share only under ε = 2"), "no attack was tried (waived: x)"),
-    ("nothing to read, and limited", run([UNREAD], "consistent", 2.0, audited="nothing to read: x"), ("share_only_under", "good", "Share only under ε = 2"), "no attack contradicted"),
+    ("nothing to read, and limited", run([UNREAD], "consistent", 2.0, audited="nothing to read: x"), ("share_only_under", "warn", "Share only under ε = 2"), "had anything to read"),
     ("no record in it, and an attack works", run([row(STRONG)], "consistent", 0.0), ("do_not_share", "bad", "Do not share"), "an attack works"),
     ("no record in it", run([row(NOTHING)], "consistent", 0.0, noise=SEED), ("no_leak_found", "good", "No leak found by this test"), "no record"),
 ]  # fmt: skip

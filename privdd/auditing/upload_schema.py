@@ -1,0 +1,143 @@
+"""The tensors that an upload of each surface holds: one table, which attacks rely on, checked before any training.
+
+``python -m privdd.auditing.upload_schema`` prints it as the table of docs/tutorials/own-method.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor
+
+from attacks.types import Surface
+from privdd.core.types import Problem, Tensors, Values
+from privdd.federated.method import Method
+
+NumberKind = Literal["float", "whole", "number"]
+RECORD_AXES = "chw"  # of a record: channels, height, width
+LABELS_NAME = "labels"  # the upload in which attacks look for the classes of another upload's rows
+
+
+@dataclass(frozen=True)
+class TensorRule:
+    """A tensor of an upload. shape: its axes, "C" classes, "c", "h", "w" those of a record, "..." one axis or more, any
+    other letter a size of the upload's own; kind: "whole" numbers may be of an integer or a float type, a "number" may be any."""
+
+    name: str
+    shape: tuple[str, ...]
+    kind: NumberKind
+    meaning: str
+
+
+@dataclass(frozen=True)
+class UploadRule:
+    """The tensors of a surface's uploads: all of ``needed``, one of ``choice`` and any of ``allowed``.
+
+    free: the method names its tensors itself, as hooks explain them; with_labels: its rows' classes travel in LABELS_NAME.
+    """
+
+    needed: tuple[TensorRule, ...] = ()
+    choice: tuple[TensorRule, ...] = ()
+    allowed: tuple[TensorRule, ...] = ()
+    free: str = ""
+    with_labels: bool = False
+
+    @property
+    def tensors(self) -> tuple[TensorRule, ...]:
+        return (*self.needed, *self.choice, *self.allowed)
+
+
+COUNT = TensorRule("count", ("C",), "number", "records of each class, 0 for a class that the client lacks")
+MEAN = TensorRule("mean", ("C", "..."), "float", "the mean row of each class")
+SUM = TensorRule("sum", ("C", "..."), "float", "the sum of the rows of each class")
+PARAMETERS = "named as the parameters of `classifier`"
+UPLOAD_RULES: Mapping[Surface, UploadRule] = {
+    Surface.UPDATE: UploadRule(free="any names: `model_state` turns them into a classifier"),
+    Surface.GRADIENT: UploadRule(free=PARAMETERS),
+    Surface.CONTROL_VARIATE: UploadRule(free=PARAMETERS),
+    Surface.FEATURES: UploadRule(
+        (TensorRule("x", ("m", "..."), "float", "one row of each record"),), with_labels=True
+    ),
+    Surface.LABELS: UploadRule((TensorRule("y", ("m",), "whole", "the class of each row"),)),
+    Surface.SYNTHETIC_IMAGES: UploadRule(
+        (TensorRule("x", ("m", *RECORD_AXES), "float", "synthetic images, shaped like a record"),), with_labels=True
+    ),
+    Surface.SYNTHETIC_REPRESENTATIONS: UploadRule(
+        (TensorRule("x", ("m", "..."), "float", "synthetic rows"),), with_labels=True
+    ),
+    Surface.PROTOTYPES: UploadRule(choice=(MEAN, SUM), allowed=(COUNT,)),
+    Surface.STATISTICS: UploadRule(
+        free="`mean` and `std` (C, c) of each class's pixels; other names need `model_state` or `record_loss`"
+    ),
+    Surface.COUNTS: UploadRule(free="any names: numbers alone"),
+}  # fmt: skip
+
+
+def upload_faults(method: Method, problem: Problem, values: Values) -> Iterator[str]:
+    """One line for each way in which a client's uploads differ from ``UPLOAD_RULES``."""
+    for name, value in values.items():
+        surface = method.uploads.get(name)
+        rule = UPLOAD_RULES.get(surface) if surface is not None else None
+        if rule is None:
+            continue
+        where = f"upload {name!r} of surface {surface}"
+        yield from (f"{where}: {fault}" for fault in _tensor_faults(rule, value, problem))
+        if rule.with_labels and LABELS_NAME not in values:
+            yield f"{where}: its rows' classes are needed as another upload, {LABELS_NAME!r}, with y (m,)"
+
+
+def _tensor_faults(rule: UploadRule, value: Tensors, problem: Problem) -> Iterator[str]:
+    if rule.free:
+        return
+    known = {tensor.name: tensor for tensor in rule.tensors}
+    names = ", ".join(known)
+    yield from (f"holds {name!r}; attacks read {names} alone" for name in value if name not in known)
+    yield from (f"lacks {tensor.name!r} ({tensor.meaning})" for tensor in rule.needed if tensor.name not in value)
+    if rule.choice and not any(tensor.name in value for tensor in rule.choice):
+        yield f"lacks one of {', '.join(repr(tensor.name) for tensor in rule.choice)}"
+    for name, tensor in value.items():
+        if name in known:
+            yield from _shape_faults(known[name], tensor, problem)
+
+
+def _shape_faults(rule: TensorRule, tensor: Tensor, problem: Problem) -> Iterator[str]:
+    sizes = {"C": problem.classes, **dict(zip(RECORD_AXES, problem.shape, strict=True))}
+    fixed = [axis for axis in rule.shape if axis != "..."]
+    rank_fits = tensor.ndim == len(fixed) if len(fixed) == len(rule.shape) else tensor.ndim > len(fixed)
+    sizes_fit = all(sizes.get(axis, size) == size for axis, size in zip(fixed, tensor.shape))
+    if not rank_fits or not sizes_fit:
+        wanted = ", ".join(f"{axis}={sizes[axis]}" if axis in sizes else axis for axis in rule.shape)
+        yield f"{rule.name!r} is {tuple(tensor.shape)}, needed is ({wanted})"
+    if rule.kind == "float" and not tensor.is_floating_point():
+        yield f"{rule.name!r} is {tensor.dtype}, numbers of a float type are needed"
+    if rule.kind == "whole" and bool((tensor != tensor.round()).any() if tensor.is_floating_point() else False):
+        yield f"{rule.name!r} holds fractions, whole numbers are needed"
+
+
+def schema_table() -> str:
+    """The rules as a Markdown table."""
+    lines = ["| surface | tensors of an upload |", "|---|---|"]
+    for surface, rule in UPLOAD_RULES.items():
+        lines.append(f"| `{surface.name}` | {_describe_rule(rule)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _describe_rule(rule: UploadRule) -> str:
+    if rule.free:
+        return rule.free
+    parts = [_describe_tensor(tensor) for tensor in rule.needed]
+    parts += [" or ".join(_describe_tensor(tensor) for tensor in rule.choice)] if rule.choice else []
+    parts += [f"if you like, {_describe_tensor(tensor)}" for tensor in rule.allowed]
+    labels = [f"the classes of its rows in an upload `{LABELS_NAME}` (surface `LABELS`)"] if rule.with_labels else []
+    return "; ".join([*parts, *labels])
+
+
+def _describe_tensor(tensor: TensorRule) -> str:
+    shape = ", ".join(tensor.shape) + ("," if len(tensor.shape) == 1 else "")
+    return f"`{tensor.name}` ({shape}) {tensor.kind}: {tensor.meaning}"
+
+
+if __name__ == "__main__":
+    print(schema_table(), end="")

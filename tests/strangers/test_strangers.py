@@ -1,0 +1,106 @@
+"""Methods of strangers: what check_method and the audit say before training, and what the first screen says after it."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+
+from attacks.types import Surface
+from privdd.auditing.method_contract import BrokenContract, UnmappedUpload, check_foreign_uploads, check_method
+from privdd.auditing.upload_schema import UPLOAD_RULES, schema_table, upload_faults
+from privdd.cli.compose import compose_config
+from privdd.cli.run import run_audit
+from privdd.core.rng import Keys
+from privdd.core.types import Problem
+from privdd.federated.simulation import Plan
+from privdd.reporting.decision import decide_surfaces
+from privdd.reporting.schema import Findings, load_findings
+from privdd.reporting.summary import verdict_headline
+from tests.strangers.methods import MappedFedProto, StrangersFedCGS, StrangersFedDM, StrangersFedProto
+
+HERE = Path(__file__).parent
+SMALL = (
+    "preset=smoke", "engine=serial", "audit.federations=0", "audit.worlds=8", "partition.clients=2", "audit.records=40",
+    "data.limit=500", "audit.victims=0", "audit.require=some",
+)  # fmt: skip
+READERS = "attack=[lira,rmia,base,loss_threshold,fusion,copy_detection,label_counts,feature_inversion]"
+HOOKS = "classifier and opening, or classifier and sent_state, or maps"
+
+
+def first_screen(name: str, folder: Path, *more: str) -> tuple[Findings, tuple[str, ...]]:
+    typed = [f"algo=stranger_{name}", READERS, *SMALL, *more]
+    run_audit(compose_config("audit", typed, [str(HERE)]), folder, ["test"])
+    findings = load_findings(folder)
+    return findings, tuple(sentence.replace("\u00a0", " ") for sentence in verdict_headline(findings).sentences)
+
+
+def test_check_method_says_which_hooks_would_let_attacks_read() -> None:
+    with pytest.warns(UnmappedUpload, match=f"prototypes: without a map .* define {HOOKS}"):
+        check_method(StrangersFedProto())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for method in (MappedFedProto(), StrangersFedCGS(), StrangersFedDM()):
+            check_method(method)
+
+
+@pytest.mark.filterwarnings("ignore::privdd.auditing.method_contract.UnmappedUpload")
+def test_a_tensor_of_another_name_is_named_before_training() -> None:
+    method = StrangersFedProto(second="known")
+    says = r"upload 'protos' of surface prototypes: holds 'known'; attacks read mean, sum, count alone"
+    with pytest.raises(BrokenContract, match=says):
+        check_method(method)
+    with pytest.raises(BrokenContract, match=says):
+        check_foreign_uploads(Plan(Keys(0), Problem((1, 8, 8), 3, 2), method, {}))
+
+
+PROBLEM = Problem((1, 8, 8), 3, 2)
+FAULTS = {
+    "class sums of another number of classes": (Surface.PROTOTYPES, {"sum": torch.zeros(4, 5)}, "'sum' is (4, 5), needed is (C=3, ...)"),
+    "no class row": (Surface.PROTOTYPES, {"count": torch.zeros(3)}, "lacks one of 'mean', 'sum'"),
+    "flat images": (Surface.SYNTHETIC_IMAGES, {"x": torch.zeros(6, 64)}, "needed is (m, c=1, h=8, w=8)"),
+    "whole pixels": (Surface.SYNTHETIC_IMAGES, {"x": torch.zeros(6, 1, 8, 8, dtype=torch.long)}, "a float type"),
+    "no labels beside rows": (Surface.FEATURES, {"x": torch.zeros(6, 5)}, "another upload, 'labels', with y (m,)"),
+    "soft labels": (Surface.LABELS, {"y": torch.full((6,), 0.3)}, "whole numbers are needed"),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_uploads_are_named_shaped_and_typed_as_the_table_says(name: str) -> None:
+    surface, value, says = FAULTS[name]
+
+    class Sends(StrangersFedProto):
+        uploads = {"protos": surface}
+
+    assert any(says in fault for fault in upload_faults(Sends(), PROBLEM, {"protos": value}))
+
+
+def test_the_tutorial_prints_the_table() -> None:
+    assert schema_table() in (HERE.parents[1] / "docs/tutorials/own-method.md").read_text()
+    assert {surface for surface in Surface if not surface.startswith(("global", "shared"))} == UPLOAD_RULES.keys()
+
+
+def test_where_nothing_could_be_read_the_first_screen_says_not_tested(tmp_path: Path) -> None:
+    findings, said = first_screen("proto", tmp_path)
+    text = " ".join(said)
+    assert "membership attacks had nothing to read in the prototypes" in text and HOOKS in text
+    assert not any(sentence.startswith("No membership attack was shown") for sentence in said)
+    uploaded = next(one for one in decide_surfaces(findings) if one.line.row.sender == "client")
+    assert uploaded.title in ("Not tested", "Do not share") and uploaded.tone != "good"
+
+
+def test_the_same_prototypes_with_a_map_are_tested(tmp_path: Path) -> None:
+    _, said = first_screen("proto_mapped", tmp_path)
+    assert "AuditHooks" not in " ".join(said) and "nothing to read" not in " ".join(said)
+
+
+def test_class_statistics_of_a_public_map_identify_members_first(tmp_path: Path) -> None:
+    _, said = first_screen("cgs", tmp_path)
+    assert said[0].startswith("From the statistics, the server can"), said
+
+
+def test_images_that_stayed_records_come_first(tmp_path: Path) -> None:
+    _, said = first_screen("dm", tmp_path)
+    assert "images" in said[0] and "synthetic images" in said[0], said
