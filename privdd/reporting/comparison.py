@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import IO
 
@@ -13,15 +14,15 @@ from rich.text import Text
 
 from privdd.reporting import export, figures, finding_selection, page, wording
 from privdd.reporting.export import TRAINING_COLUMNS, frontier_table, table_to_csv
-from privdd.reporting.figures import FrontierPoint, RocLine, save_figure
-from privdd.reporting.finding_selection import beats_guessing
+from privdd.reporting.figures import FrontierPoint, RocLine, SeriesStyle, save_figure
+from privdd.reporting.finding_selection import beats_guessing, has_no_signal
 from privdd.reporting.frontier import PUBLISHED, Setting, frontier_places, group_runs
 from privdd.reporting.page import PictureAlbum, Plot
 from privdd.reporting.run_record import RunRecord, read_run_config, read_run_record
-from privdd.reporting.schema import GRAVITY, EpsilonPair, Findings, Privacy, Run, Seconds, TprAt, Utility
+from privdd.reporting.schema import GRAVITY, EpsilonPair, Findings, Privacy, Run, Seconds, Utility
 from privdd.reporting.summary import is_weak_limit
 from privdd.reporting.terminal import console_for
-from privdd.reporting.wording import format_number, format_share, page_limits
+from privdd.reporting.wording import format_number, format_share, join_names, page_limits
 from privdd.runtime.files import DamagedRun, read_json, write_bytes
 
 CURVES = 8  # one per colour
@@ -35,51 +36,58 @@ def comparison_headline(made: Sequence[Setting]) -> str:
 
 
 def comparison_sentences(made: Sequence[Setting]) -> list[str]:
-    """Sentences on which setting leaks most and least, at the smallest false-positive rate that every setting can resolve."""
-    said = []
-    for key in ("0.001", "0.01", "0.1"):
-        found = [(at.tpr, s.label, at) for s in made if (at := s.tpr(key)) is not None]
-        if len(found) == len(made) > 1:
-            said += _membership_sentences(float(key), sorted(found, key=lambda one: one[:2]))
-            break
+    """The strongest leak of each setting, the gravest first, by the rule of every page; then what keeps runs apart."""
+    leaks = [(setting, setting.leak()) for setting in made]
+    leaking = sorted(((leak.order, setting.label, leak) for setting, leak in leaks if leak), key=lambda one: one[:2])
+    said = [f"{label}: {_lower_first(leak.first_sentence)}" for _, label, leak in leaking[:CURVES]]
+    if len(leaking) > CURVES:
+        said.append(f"{len(leaking) - CURVES} more settings leak; their own pages say what.")
+    said += _unshown_sentences([setting for setting, leak in leaks if leak is None])
     said += dict.fromkeys(note for s in made for run in s.runs for note in wording.earlier_rules_note(run.findings))
     said += wording.comparison_warnings(run.findings.privacy for s in made for run in s.runs)
-    if not is_comparable(made):
-        said.append("These runs do not share δ, unit and neighbouring relation: their ε are not comparable.")
+    if terms := differing_terms(made):
+        said.append(f"These runs do not share {join_names(terms)}: their ε are not comparable.")
     return said
 
 
-def is_comparable(made: Sequence[Setting]) -> bool:
-    """Whether all runs state their epsilon at one delta, for one unit and one neighbouring relation."""
-    return len({(p.delta, p.unit, p.relation) for s in made for p in (r.findings.privacy for r in s.runs)}) <= 1
+def _lower_first(sentence: str) -> str:
+    return sentence[:1].lower() + sentence[1:]
 
 
-def _membership_sentences(fpr: float, found: Sequence[tuple[float, str, TprAt]]) -> list[str]:
-    """The strongest and the weakest; what is not above guessing by the rule of every page is said to be guessing."""
-    above = [one for one in found if beats_guessing(one[2], fpr)]
-    rate = wording.one_in(fpr)
-    if not above:
-        return [f"At {rate} false alarms no attack named more training records than guessing does in any setting."]
-    high, most, _ = above[-1]
-    said = f"At {rate} false alarms an attacker finds {format_share(high)} of the training records of {most}"
-    low, least, at = found[0]
-    if least == most:
-        return [f"{said}."]
-    if beats_guessing(at, fpr):
-        return [f"{said}, and {format_share(low)} of those of {least}."]
-    between = f"95 %: {format_share(at.ci[0])} to {format_share(at.ci[1])}"
-    return [f"{said}; for {least} its success cannot be told from guessing ({between})."]
+def _unshown_sentences(made: Sequence[Setting]) -> list[str]:
+    """The settings in which nothing was shown to beat chance; those that nothing could read are not among them."""
+    untested = [s.label for s in made if all(has_no_signal(run.findings.findings) for run in s.runs)]
+    tested = [s.label for s in made if s.label not in untested]
+    said = [f"No attack was shown to beat chance in {join_names(tested)}."] if tested else []
+    return said + (
+        [f"Not tested: no membership attack had anything to read in {join_names(untested)}."] if untested else []
+    )
+
+
+TERMS = {"delta": "δ", "unit": "the unit of privacy", "relation": "the neighbouring relation"}
+
+
+def differing_terms(made: Sequence[Setting]) -> list[str]:
+    """Of delta, unit and neighbouring relation, those in which the runs' epsilons differ."""
+    privacies = [run.findings.privacy for setting in made for run in setting.runs]
+    return [name for term, name in TERMS.items() if len({getattr(one, term) for one in privacies}) > 1]
+
+
+def page_styles(made: Sequence[Setting]) -> dict[str, SeriesStyle]:
+    """The look of each setting by its label, on every figure of the page."""
+    return {setting.label: figures.style_of(at) for at, setting in enumerate(made)}
 
 
 def overlay_rocs(made: Sequence[Setting]) -> Plot | None:
     """The strongest attack on each setting, at most eight of them, on common axes."""
     lines: list[RocLine] = []
+    styles = page_styles(made)
     for setting in made:
         if (found := setting.attack()) is not None:
             run, row = found
             name = f"{setting.label}: {wording.surface_title(row).lower()}, {wording.attack_title(row.attack)}"
             line = page.roc_line_of(name, run.evidence(row))
-            lines += [line] if line is not None else []
+            lines += [replace(line, style=styles[setting.label])] if line is not None else []
     if not lines:
         return None
     lines = sorted(lines, key=lambda line: -float(line.curve.tpr[1]))[:CURVES]
@@ -92,20 +100,22 @@ def overlay_rocs(made: Sequence[Setting]) -> Plot | None:
 
 def plot_frontier(made: Sequence[Setting]) -> Plot | None:
     """Epsilon against accuracy, of the settings that trained a model, beside what others published on the same data."""
-    made, places = [s for s in made if s.accuracies], {id(p.setting): p for p in frontier_places(made)}
+    styles = page_styles(made)
+    places = {id(p.setting): p for p in frontier_places(made)}
+    made = [s for s in made if s.accuracies]
     if not made:
         return None
     points, said = [], []
     for s in made:
         place = places[id(s)]
         terms = (s.measured, s.claim, bool(place.public), place.trust != "local")
-        points.append(FrontierPoint(s.method, s.epsilon, s.accuracies, *terms))
+        points.append(FrontierPoint(s.method, s.epsilon, s.accuracies, *terms, s.label, styles[s.label]))
         said.append(f"{s.label}: epsilon {format_number(s.epsilon)}, accuracy {format_share(s.accuracy)}{place.terms}")
     kinds = {run.findings.utility.accuracy_kind for s in made for run in s.runs if run.findings.utility}
     kind = kinds.pop() if len(kinds) == 1 else "global or personal"
     caption = "Mean and range over seeds. Choosing the best point on private data costs privacy beyond its ε."
-    if not is_comparable(made):
-        caption = f"Read each point alone: these ε are not of one δ, unit and neighbouring relation. {caption}"
+    if terms := differing_terms(made):
+        caption = f"Read each point alone: these ε differ in {join_names(terms)}. {caption}"
     published = [one for one in PUBLISHED if {one.data} == {s.runs[0].findings.run.data for s in made}]
     if published:
         sources = "; ".join(dict.fromkeys(f"{one.kind}: {one.source}" for one in published))
@@ -122,18 +132,24 @@ def plot_uploads(made: Sequence[Setting]) -> Plot | None:
     if not sizes:
         return None
     said = "; ".join(f"{k}: {wording.format_bytes(v)}" for k, v in sizes.items())
-    return Plot("bytes", "Uploaded by each client", "Over the whole run.", said, figures.draw_bytes(sizes))
+    return Plot(
+        "bytes",
+        "Uploaded by each client",
+        "Over the whole run.",
+        said,
+        figures.draw_bytes(sizes, styles=page_styles(made)),
+    )
 
 
 def draw_comparison(made: Sequence[Setting]) -> list[Plot]:
     """Every figure that these runs allow."""
-    accuracy = page.plot_accuracy((s.label, s.runs[0]) for s in made[:CURVES])
+    accuracy = page.plot_accuracy(((s.label, s.runs[0]) for s in made[:CURVES]), page_styles(made))
     drawn = [p for p in (overlay_rocs(made), plot_frontier(made), plot_uploads(made), accuracy) if p is not None]
     return page.add_terms(drawn, [run.findings for setting in made for run in setting.runs])
 
 
 def best_albums(made: Sequence[Setting]) -> list[PictureAlbum]:
-    """For each setting, the pictures of its best reconstruction."""
+    """For each setting, the images of its strongest reconstruction."""
     found = []
     for setting in made:
         run = setting.runs[0]

@@ -36,6 +36,7 @@ INK, MUTED, GRID, PAPER = "#1b2024", "#5b656e", "#d9dfe4", "#fffffe"
 # Okabe and Ito (2008), darkened where a colour falls short of 3:1 on white; order: most apart first.
 SERIES = ("#0072b1", "#d45e00", "#00805f", "#b0568c", "#8a6d00", "#2f9bd1", "#5f4bb6", "#6b6b6a")
 DASHES = ("-", (0, (5, 1.5)), (0, (1.2, 1.2)), (0, (6, 1.5, 1.2, 1.5)))
+MARKERS = ("o", "s", "^", "v", "P", "X")
 CLAIM, ACCOUNTED, MEASURED = SERIES[4], SERIES[0], SERIES[1]
 VARIABLES = {INK: "ink", MUTED: "muted", GRID: "grid", PAPER: "paper"} | {c: f"s{i}" for i, c in enumerate(SERIES)}
 _RC: dict[Any, Any] = {
@@ -88,6 +89,20 @@ def format_percent(value: float, _: object = None) -> str:
 
 
 PERCENT = FuncFormatter(format_percent)
+
+
+@dataclass(frozen=True)
+class SeriesStyle:
+    """The look of one setting, the same on all figures of a page: legends of different figures can be read together."""
+
+    colour: str
+    dash: str | tuple[int, tuple[float, ...]]
+    marker: str
+
+
+def style_of(index: int) -> SeriesStyle:
+    """The look of the setting at this place on a page; the first 24 differ."""
+    return SeriesStyle(series_colour(index), series_dash(index), MARKERS[index % len(MARKERS)])
 
 
 def series_colour(index: int) -> str:
@@ -204,16 +219,16 @@ def psnr_of_arrays(real: np.ndarray, other: np.ndarray) -> np.ndarray:
 
 FLOOR = 1e-4
 BANDS = 2  # curves: of more, bands cover each other
-MARKERS = ("o", "s", "^", "v", "P", "X")
 
 
 @dataclass(frozen=True)
 class RocLine:
-    """One attack's curve with its name; blind is the same game without the artifact."""
+    """One attack's curve with its name; blind is the same game without the artifact; style: by its place if None."""
 
     label: str
     curve: StepCurve
     blind: StepCurve | None = None
+    style: SeriesStyle | None = None
 
 
 def draw_roc(lines: Sequence[RocLine], width: float = 4.6) -> Figure:
@@ -256,12 +271,17 @@ def _clip_to_floor(curve: StepCurve, floor: float) -> np.ndarray:
 
 def _draw_curve(axes: Axes, line: RocLine, index: int, floor: float, banded: bool) -> None:
     x = _clip_to_floor(line.curve, floor)
+    style = line.style or style_of(index)
     if banded:
         low, high = (np.maximum(y, floor / 10) for y in (line.curve.lo, line.curve.hi))
         label = "95 % interval" if index == 0 else None
-        axes.fill_between(x, low, high, step="post", color=series_colour(index), alpha=0.16, lw=0, label=label)
+        axes.fill_between(x, low, high, step="post", color=style.colour, alpha=0.16, lw=0, label=label)
     tpr = np.maximum(line.curve.tpr, floor / 10)
-    axes.step(x, tpr, where="post", color=series_colour(index), ls=series_dash(index), label=line.label, zorder=3)
+    sparse = max(1, len(x) // 6)
+    look: dict[str, Any] = {"color": style.colour, "ls": style.dash, "zorder": 3, "label": line.label}
+    if line.style is not None:  # among settings: the marker tells them apart where colours cannot be seen
+        look |= {"marker": style.marker, "ms": 4.5, "markevery": sparse}
+    axes.step(x, tpr, where="post", **look)
 
 
 def _draw_blind(axes: Axes, lines: Sequence[RocLine], floor: float) -> None:
@@ -283,14 +303,17 @@ def _mark_one_outsider(axes: Axes, lines: Sequence[RocLine], floor: float) -> No
         axes.text(one, 1.08, f"one in {round(1 / one)}", color=MUTED, fontsize=8, ha="center", va="bottom")
 
 
-def draw_accuracy(series: Mapping[str, Sequence[float]], width: float = 4.6) -> Figure:
-    """Test accuracy (0 to 1) after each round, one line per run."""
+def draw_accuracy(
+    series: Mapping[str, Sequence[float]], width: float = 4.6, styles: Mapping[str, SeriesStyle] | None = None
+) -> Figure:
+    """Test accuracy (0 to 1) after each round, one line per run. styles: by label; by place if None."""
     with figure_canvas(width, 2.7) as (figure, axes):
         for index, (label, values) in enumerate(series.items()):
             rounds = np.arange(1, len(values) + 1)
-            marker = "o" if len(values) <= 12 else None
-            colour, dash = series_colour(index), series_dash(index)
-            axes.plot(rounds, values, color=colour, ls=dash, marker=marker, ms=3.5, label=label)
+            style = (styles or {}).get(label, style_of(index))
+            every = max(1, len(values) // 12)
+            look: dict[str, Any] = {"color": style.colour, "ls": style.dash, "marker": style.marker, "ms": 4}
+            axes.plot(rounds, values, markevery=every, label=label, **look)
         axes.set(xlabel="communication round", ylabel="test accuracy", ylim=(0, 1))
         axes.yaxis.set_major_formatter(PERCENT)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -299,11 +322,12 @@ def draw_accuracy(series: Mapping[str, Sequence[float]], width: float = 4.6) -> 
     return figure
 
 
-def draw_bytes(up: Mapping[str, float], width: float = 4.6) -> Figure:
-    """Bytes that one client uploads over the whole run, one bar per run."""
+def draw_bytes(up: Mapping[str, float], width: float = 4.6, styles: Mapping[str, SeriesStyle] | None = None) -> Figure:
+    """Bytes that one client uploads over the whole run, one bar per run. styles: by label; by place if None."""
     with figure_canvas(width, 0.6 + 0.34 * len(up)) as (figure, axes):
         names, values = list(up), list(up.values())
-        bars = axes.barh(names, values, color=[series_colour(i) for i in range(len(names))], height=0.62)
+        colours = [(styles or {}).get(name, style_of(at)).colour for at, name in enumerate(names)]
+        bars = axes.barh(names, values, color=colours, height=0.62)
         axes.bar_label(bars, [wording.format_bytes(v) for v in values], padding=4, fontsize=8.5, color=INK)
         axes.set(xlim=(0, 1.22 * max(*values, 1)), xticks=[])
         axes.invert_yaxis()
@@ -359,7 +383,8 @@ class StripRow:
 class FrontierPoint:
     """One setting of one method over its seeds: accuracies in [0, 1], epsilons >= 0 or infinite.
 
-    public: whether it was built on public data; trusted: whether the server is trusted to see less than every upload.
+    public: whether it was built on public data; trusted: whether the server is trusted to see less than every upload;
+    label: of the setting, the method's name if ""; style: by the method's place if None.
     """
 
     method: str
@@ -369,6 +394,8 @@ class FrontierPoint:
     claim: float | None = None
     public: bool = False
     trusted: bool = False
+    label: str = ""
+    style: SeriesStyle | None = None
 
 
 class EpsilonAxis:
@@ -470,7 +497,7 @@ def draw_frontier(
     kind: str = "global",
     published: Sequence[tuple[float, float]] = (),
 ) -> Figure:
-    """Accuracy (of ``kind``) against epsilon, one curve and one mark per method: mean and range over seeds.
+    """Accuracy (of ``kind``) against epsilon, one mark per setting, joined per method: mean and range over seeds.
 
     Filled marks sit at the accounted epsilon, open triangles at the measured lower bound of the same setting, large open diamonds
     on dashed lines at the paper's claim; half-filled marks stand for public data, squares round a mark for a server that sees
@@ -497,24 +524,36 @@ def draw_frontier(
 
 
 def _draw_frontier_curve(axes: Axes, axis: EpsilonAxis, points: Sequence[FrontierPoint], index: int) -> None:
-    tint, own = series_colour(index), MARKERS[index % len(MARKERS)]
-    mean = np.array([np.mean(p.accuracies) for p in points])
-    spread = np.array([[m - min(p.accuracies), max(p.accuracies) - m] for m, p in zip(mean, points, strict=True)]).T
+    """The settings of one method, joined by a thin line where there are several."""
     x = [axis.position_of(p.epsilon) for p in points]
-    look: dict[str, Any] = {"color": tint, "ls": series_dash(index), "marker": own, "ms": 6}
-    axes.errorbar(x, mean, yerr=np.maximum(spread, 0), capsize=3, label=points[0].method, **look)
+    mean = [float(np.mean(p.accuracies)) for p in points]
+    if len(points) > 1:
+        axes.plot(x, mean, color=MUTED, lw=0.9, zorder=1)
+    named: set[str] = set()
     for place, height, point in zip(x, mean, points, strict=True):
-        if point.measured is not None:
-            low = axis.position_of(point.measured)
-            axes.plot([low, place], [height, height], color=tint, lw=0.8, alpha=0.6)
-            _draw_frontier_mark(axes, "measured", low, height, color=tint, zorder=4)
-        if point.public:
-            _draw_frontier_mark(axes, "public", place, height, color=tint, zorder=3, marker=own)
-        if point.trusted:
-            _draw_frontier_mark(axes, "trusted", place, height, color=tint)
-    claimed = [(axis.position_of(p.claim), y) for p, y in zip(points, mean, strict=True) if p.claim is not None]
-    if claimed:
-        _draw_frontier_mark(axes, "claim", *zip(*claimed, strict=True), color=tint, lw=1.3)
+        label = point.label or point.method
+        _draw_frontier_point(axes, axis, (place, height), point, index, "" if label in named else label)
+        named.add(label)
+
+
+def _draw_frontier_point(
+    axes: Axes, axis: EpsilonAxis, at: tuple[float, float], point: FrontierPoint, index: int, label: str
+) -> None:
+    place, height = at
+    style = point.style or style_of(index)
+    reach = [[max(height - min(point.accuracies), 0.0)], [max(max(point.accuracies) - height, 0.0)]]
+    look: dict[str, Any] = {"color": style.colour, "ls": style.dash, "marker": style.marker, "ms": 6}
+    axes.errorbar([place], [height], yerr=reach, capsize=3, label=label or None, **look)
+    if point.measured is not None:
+        low = axis.position_of(point.measured)
+        axes.plot([low, place], [height, height], color=style.colour, lw=0.8, alpha=0.6)
+        _draw_frontier_mark(axes, "measured", low, height, color=style.colour, zorder=4)
+    if point.public:
+        _draw_frontier_mark(axes, "public", place, height, color=style.colour, zorder=3, marker=style.marker)
+    if point.trusted:
+        _draw_frontier_mark(axes, "trusted", place, height, color=style.colour)
+    if point.claim is not None:
+        _draw_frontier_mark(axes, "claim", axis.position_of(point.claim), height, color=style.colour)
 
 
 def _draw_frontier_mark(axes: Axes, name: str, x: Any, y: Any, **look: Any) -> None:

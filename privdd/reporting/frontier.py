@@ -10,9 +10,10 @@ from statistics import mean, variance
 from typing import Any, Literal
 
 from privdd.reporting import finding_selection
+from privdd.reporting.leaks import LeakResult
 from privdd.reporting.run_record import RunRecord
 from privdd.reporting.schema import FindingRow, TprAt, Utility, Verdict, worst_verdict
-from privdd.reporting.summary import is_weak_limit
+from privdd.reporting.summary import is_weak_limit, leaks_of_run
 
 # Keys about where and how a run was computed, not what was computed: at the top level, and at any depth.
 APART = frozenset({"engine", "hydra", "run", "resume", "device", "capture", "tracking", "name", "scores", "resources"})
@@ -99,6 +100,14 @@ class Setting:
         found = [at for at in (_strongest_at(run, key) for run in self.runs) if at is not None]
         return sorted(found, key=lambda at: at.tpr)[(len(found) - 1) // 2] if found else None
 
+    def leak(self) -> LeakResult | None:
+        """The gravest leak of the run in the middle of the seeds; None where that run has none."""
+        first = [next(iter(leaks_of_run(run.findings)), None) for run in self.runs]
+        weakest_first = sorted(
+            first, key=lambda leak: (-math.inf, 0.0) if leak is None else (-leak.order[0], -leak.order[1])
+        )
+        return weakest_first[(len(weakest_first) - 1) // 2]
+
     def attack(self) -> tuple[RunRecord, FindingRow] | None:
         """The strongest membership attack of the run in the middle of the seeds."""
         worst = [(run, finding_selection.strongest_membership(run.findings.findings)) for run in self.runs]
@@ -177,8 +186,8 @@ def _number_equal_labels(made: list[Setting]) -> list[Setting]:
     return made
 
 
-# A setting is dominated where another, of the same data, clients, unit, relation and delta, has no larger accounted
-# epsilon and no smaller accuracy, one of them better, under a server that sees no less and with no public pre-training
+# A setting is dominated where another, of the same data, clients, unit, relation, delta and kind of accuracy, has no larger,
+# and a finite, accounted epsilon and no smaller accuracy, one of them better, under a server that sees no less and with no public pre-training
 # that the setting itself does without.
 PRETRAINED = {"AlexNet": "ImageNet (AlexNet's weights)"}  # class of a public map -> what it was trained on
 TRUST = {"local": "every upload", "secagg": "sums only"}  # what the server sees, from least to most trust
@@ -283,13 +292,15 @@ def _is_on_stricter_terms(mine: FrontierPlace, other: FrontierPlace) -> bool:
 def _comparison_terms(setting: Setting) -> tuple[Any, ...]:
     run, privacy = setting.runs[0], setting.runs[0].findings.privacy
     parts = (run.config.get("data"), run.config.get("partition"))
-    return (run.findings.run.data, str(parts), privacy.delta, privacy.unit, privacy.relation)
+    utility = run.findings.utility
+    kind = utility.accuracy_kind if utility else ""  # of one model for all, or of each client's own
+    return (run.findings.run.data, str(parts), privacy.delta, privacy.unit, privacy.relation, kind)
 
 
 def _dominates(other: FrontierPlace, mine: FrontierPlace) -> bool:
-    """No larger epsilon (to 1 %), no smaller accuracy, and more accurate by more than the seeds' spread, or cheaper."""
+    """A finite epsilon, no larger one (to 1 %), no smaller accuracy, and more accurate by more than the seeds' spread, or cheaper."""
     a, b = other.setting, mine.setting
-    if a.epsilon > b.epsilon * 1.01 or (a.accuracy or 0) < (b.accuracy or 0):
+    if math.isinf(a.epsilon) or a.epsilon > b.epsilon * 1.01 or (a.accuracy or 0) < (b.accuracy or 0):
         return False
     spread = [(variance(s.accuracies) if len(s.accuracies) > 1 else 0.0) / len(s.accuracies) for s in (a, b)]
     gap = (a.accuracy or 0) - (b.accuracy or 0)

@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -28,6 +28,7 @@ from privdd.reporting.wording import format_decibel, format_number, format_share
 from privdd.runtime.files import write_bytes
 from privdd.runtime.run_files import CARD
 
+DIVERGED = " (diverged)"  # behind a run's label
 PAIRS = 8  # pictures shown of one attack
 
 
@@ -204,18 +205,21 @@ def plot_epsilons(record: RunRecord) -> Plot:
     return Plot("epsilon", "Claimed, proven, shown", caption, f"Epsilon: {said}.", figures.draw_epsilon_strip(rows))
 
 
-def plot_accuracy(runs: Iterable[tuple[str, RunRecord]]) -> Plot | None:
-    """Accuracy by round, one line per run that recorded it."""
+def plot_accuracy(
+    runs: Iterable[tuple[str, RunRecord]], styles: Mapping[str, figures.SeriesStyle] | None = None
+) -> Plot | None:
+    """Accuracy by round, one line per run that recorded it. styles: by label."""
     used = ((label, run.findings.utility) for label, run in runs)
     known = [
         (label, u.diverged, u.accuracy_by_round[: u.diverged]) for label, u in used if u
     ]  # while there was a model
-    series = {label if gone is None else f"{label} (diverged)": values for label, gone, values in known if values}
+    series = {label if gone is None else f"{label}{DIVERGED}": values for label, gone, values in known if values}
     if not series:
         return None
     alt = "Accuracy by round. " + "; ".join(f"{k}: ends at {format_share(v[-1])}" for k, v in series.items())
     caption = "On test records, after each round."
-    return Plot("accuracy", "Accuracy by round", caption, alt, figures.draw_accuracy(series))
+    looks = {name: style for name in series if (style := (styles or {}).get(name.removesuffix(DIVERGED))) is not None}
+    return Plot("accuracy", "Accuracy by round", caption, alt, figures.draw_accuracy(series, styles=looks))
 
 
 def render_report(record: RunRecord, drawn: list[Plot], albums: list[PictureAlbum]) -> str:

@@ -16,6 +16,7 @@ import yaml
 from privdd.report import main
 from privdd.reporting.comparison import (
     comparison_sentences,
+    draw_comparison,
     print_training_table,
     read_training_record,
     write_comparison,
@@ -24,12 +25,15 @@ from privdd.reporting.comparison import (
 from privdd.reporting.export import TRAINING_COLUMNS, escape_latex, table_to_csv
 from privdd.reporting.figures import EpsilonAxis, FrontierPoint, StripRow, draw_epsilon_strip, draw_frontier
 from privdd.reporting.frontier import Setting, group_runs
-from privdd.reporting.run_record import read_run_record
-from privdd.reporting.schema import load_findings
+from privdd.reporting.run_record import RunRecord, read_run_record
+from privdd.reporting.schema import load_findings, validate_findings
+from privdd.reporting.summary import verdict_headline
 from privdd.reporting.terminal import print_summary
 from privdd.runtime.files import DamagedRun
 from tests.conftest import SmallAudit
 from tests.reporting.fixture import write_run
+from tests.reporting.test_decision import UNREAD
+from tests.reporting.test_decision import run as released
 from tests.reporting.test_frontier import rates, record, setting
 
 # Several runs: grouping over seeds, the frontier's numbers, tables that other programs read.
@@ -88,18 +92,45 @@ def said(*made: Setting) -> str:
     return " ".join(comparison_sentences(made)).replace("\u00a0", " ")
 
 
-def test_who_leaks_most_is_said_where_every_setting_can_show_the_rate() -> None:
-    """One cannot at 1 in 1 000: all are compared at 1 in 100."""
+def test_each_setting_leads_with_what_its_own_page_says_first() -> None:
+    """Also where the sample of one shows no rate that the others show."""
     coarse = setting(record(0, found=(rates(0.9, 0.75, resolvable=False),)), label="coarse")
-    least, most = (setting(record(0, found=(rates(tpr, tpr),)), label=name) for name, tpr in (("least", 0.5), ("most", 0.875)))
-    told = "At 1 in {} false alarms an attacker finds 87.5 % of the training records of most, and 50 % of those of least."
-    assert said(most, least) == told.format("1 000") and said(most, coarse, least) == told.format("100")
+    fine = setting(record(0, found=(rates(0.5, 0.5),)), label="fine")
+    told = comparison_sentences([fine, coarse])
+    for one in (fine, coarse):
+        (sentence,) = (line for line in told if line.startswith(f"{one.label}: "))
+        first = verdict_headline(one.runs[0].findings).sentences[0]
+        assert sentence.removeprefix(f"{one.label}: ")[1:] == first[1:] and "can identify" in first
 
 
-@pytest.mark.parametrize("other", [{"delta": 1e-6}, {"unit": "client"}, {"relation": "zero_out"}], ids=str)
-def test_epsilons_of_other_terms_are_said_not_to_be_comparable(other: dict[str, Any]) -> None:
-    assert "not comparable" in said(setting(record(0)), setting(record(0, **other)))
+def test_a_setting_without_a_leak_was_not_shown_to_leak_and_one_that_nothing_read_is_not_tested() -> None:
+    quiet = setting(record(0), label="quiet")
+    unread = released([UNREAD], "unprotected", "inf").model_dump(mode="json", by_alias=True, exclude_none=True)
+    silent = setting(RunRecord(Path("0"), validate_findings(unread)), label="silent")
+    told = said(quiet, silent)
+    assert "No attack was shown to beat chance in quiet." in told
+    assert "Not tested: no membership attack had anything to read in silent." in told
+
+
+@pytest.mark.parametrize(("other", "name"), [({"delta": 1e-6}, "δ"), ({"unit": "client"}, "the unit of privacy"), ({"relation": "zero_out"}, "the neighbouring relation")])
+def test_what_differs_between_epsilons_is_named_alone(other: dict[str, Any], name: str) -> None:
+    assert f"These runs do not share {name}: their ε are not comparable." in said(setting(record(0)), setting(record(0, **other)))
     assert "not comparable" not in said(setting(record(0)), setting(record(1)))
+
+
+def test_a_setting_looks_the_same_on_every_figure(tmp_path: Path) -> None:
+    """Colour and, where both figures draw one, marker and dash, by the legends and the bars."""
+    runs = [write_run(tmp_path / name, algo=name, kind="consistent", noise=0.4) for name in ("m0", "m1", "m2", "m3")]
+    made = group_runs([read_run_record(path) for path in reversed(runs)])
+    looks: dict[str, set[tuple[Any, ...]]] = {}
+    for plot in draw_comparison(made):
+        for axes in plot.figure.axes:
+            for handle, label in zip(*axes.get_legend_handles_labels()):
+                line = handle[0] if hasattr(handle, "lines") and not hasattr(handle, "get_color") else handle
+                if (name := label.split(":")[0]) in {s.label for s in made}:
+                    looks.setdefault(name, set()).add((line.get_color(), line.get_marker()))
+    assert looks.keys() == {s.label for s in made}
+    assert all(len(found) == 1 for found in looks.values()) and len({*map(str, looks.values())}) == len(made)
 
 
 def test_the_command_compares_and_refuses(
@@ -133,10 +164,9 @@ def test_the_strip_draws_a_contradiction_and_only_that() -> None:
 def test_the_frontier_stands_at_the_mean_with_the_range() -> None:
     points = [FrontierPoint("m", 1.0, (0.5, 0.7), 0.2, 0.4), FrontierPoint("m", 10.0, (0.8, 0.9))]
     figure = draw_frontier(points)
-    line = figure.axes[0].containers[0].lines[0]
-    assert np.allclose(line.get_xydata(), [[0, 0.6], [1, 0.85]])
-    segments = figure.axes[0].containers[0].lines[2][0].get_segments()
-    assert np.allclose([s[:, 1] for s in segments], [[0.5, 0.7], [0.8, 0.9]])
+    drawn = figure.axes[0].containers
+    assert np.allclose([one.lines[0].get_xydata()[0] for one in drawn], [[0, 0.6], [1, 0.85]])
+    assert np.allclose([one.lines[2][0].get_segments()[0][:, 1] for one in drawn], [[0.5, 0.7], [0.8, 0.9]])
 
 
 def test_tables_defuse_formulas_and_tex() -> None:

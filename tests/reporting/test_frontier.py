@@ -32,7 +32,7 @@ def setting_frontier(label: str, epsilon: float, *accuracies: float, trust: str 
         SimpleNamespace(
             config=config,
             findings=SimpleNamespace(
-                run=SimpleNamespace(data="digits"), privacy=privacy, utility=SimpleNamespace(accuracy=a, diverged=None), findings=[]
+                run=SimpleNamespace(data="digits"), privacy=privacy, utility=SimpleNamespace(accuracy=a, diverged=None, accuracy_kind=more.get("kind", "global")), findings=[]
             ),
         )
         for a in accuracies
@@ -51,12 +51,18 @@ def test_less_accuracy_at_no_less_epsilon_is_beaten() -> None:
 @pytest.mark.parametrize(
     "other",
     [
-        {"trust": "secagg"}, {"algo": ALEXNET}, {"unit": "client"}, {"relation": "zero_out"}, {"delta": 1e-6}, {"clients": 10},
+        {"trust": "secagg"}, {"algo": ALEXNET}, {"unit": "client"}, {"relation": "zero_out"}, {"delta": 1e-6}, {"clients": 10}, {"kind": "personal"},
     ],
     ids=str,
 )  # fmt: skip
 def test_a_setting_on_other_terms_beats_nobody(other: dict[str, Any]) -> None:
     assert beaten(setting_frontier("weak", 3.0, 0.7), setting_frontier("strong", 1.0, 0.9, **other))["weak"] == ""
+
+
+def test_nothing_dominates_without_a_finite_epsilon() -> None:
+    bare = setting_frontier("weak", float("inf"), 0.7), setting_frontier("strong", float("inf"), 0.9)
+    assert beaten(*bare) == {"weak": "", "strong": ""}
+    assert beaten(bare[0], setting_frontier("limited", 2.0, 0.8)) == {"weak": "limited", "limited": ""}
 
 
 def test_at_equal_accuracy_the_smaller_epsilon_beats_the_larger() -> None:
