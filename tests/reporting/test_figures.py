@@ -50,7 +50,8 @@ def test_the_band_holds_the_truth_as_often_as_it_says() -> None:
         at = np.searchsorted(found.fpr, 0.1, side="right") - 1
         hits.append(found.lo[at] <= truth + 0.02 and truth - 0.02 <= found.hi[at])
         wide.append(found.hi[at] - found.lo[at])
-    assert np.mean(hits) > 0.9 and max(wide) < 0.08
+    # 3.92 (TPR (1 - TPR) + slope^2 f (1 - f))^0.5 / 1000^0.5 = 0.101, the randomness of the threshold included
+    assert np.mean(hits) > 0.9 and max(wide) < 0.13
 
 
 def test_clusters_widen_the_band() -> None:
