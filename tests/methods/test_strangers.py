@@ -19,7 +19,7 @@ from privdd.federated.simulation import Plan
 from privdd.reporting.decision import decide_surfaces
 from privdd.reporting.schema import Findings, load_findings
 from privdd.reporting.summary import verdict_headline
-from tests.strangers.methods import MappedFedProto, StrangersFedCGS, StrangersFedDM, StrangersFedProto
+from tests.methods.strangers import MappedFedProto, StrangersFedCGS, StrangersFedDM, StrangersFedProto
 
 HERE = Path(__file__).parent
 SMALL = (
@@ -30,10 +30,13 @@ READERS = "attack=[lira,rmia,base,loss_threshold,fusion,copy_detection,label_cou
 HOOKS = "classifier and opening, or classifier and sent_state, or maps"
 
 
-def first_screen(name: str, folder: Path, *more: str) -> tuple[Findings, tuple[str, ...]]:
-    typed = [f"algo=stranger_{name}", READERS, *SMALL, *more]
-    run_audit(compose_config("audit", typed, [str(HERE)]), folder, ["test"])
-    findings = load_findings(folder)
+def first_screen(method: type, folder: Path) -> tuple[Findings, tuple[str, ...]]:
+    own = folder / "own" / "algo"
+    own.mkdir(parents=True)
+    (own / "stranger.yaml").write_text(f"_target_: tests.methods.strangers.{method.__name__}\n")
+    typed = ["algo=stranger", READERS, *SMALL]
+    run_audit(compose_config("audit", typed, [str(own.parent)]), folder / "run", ["test"])
+    findings = load_findings(folder / "run")
     return findings, tuple(sentence.replace("\u00a0", " ") for sentence in verdict_headline(findings).sentences)
 
 
@@ -83,7 +86,7 @@ def test_the_tutorial_prints_the_table() -> None:
 
 
 def test_where_nothing_could_be_read_the_first_screen_says_not_tested(tmp_path: Path) -> None:
-    findings, said = first_screen("proto", tmp_path)
+    findings, said = first_screen(StrangersFedProto, tmp_path)
     text = " ".join(said)
     assert "membership attacks had nothing to read in the prototypes" in text and HOOKS in text
     assert not any(sentence.startswith("No membership attack was shown") for sentence in said)
@@ -92,15 +95,15 @@ def test_where_nothing_could_be_read_the_first_screen_says_not_tested(tmp_path: 
 
 
 def test_the_same_prototypes_with_a_map_are_tested(tmp_path: Path) -> None:
-    _, said = first_screen("proto_mapped", tmp_path)
+    _, said = first_screen(MappedFedProto, tmp_path)
     assert "AuditHooks" not in " ".join(said) and "nothing to read" not in " ".join(said)
 
 
 def test_class_statistics_of_a_public_map_identify_members_first(tmp_path: Path) -> None:
-    _, said = first_screen("cgs", tmp_path)
+    _, said = first_screen(StrangersFedCGS, tmp_path)
     assert said[0].startswith("From the statistics, the server can"), said
 
 
 def test_images_that_stayed_records_come_first(tmp_path: Path) -> None:
-    _, said = first_screen("dm", tmp_path)
+    _, said = first_screen(StrangersFedDM, tmp_path)
     assert "images" in said[0] and "synthetic images" in said[0], said
