@@ -180,7 +180,8 @@ class LabelCounts(Attack):
             if len(view.captures) > 1:  # each capture has its own records; the first one was read
                 true = count_labels(truth.y[:1], len(true))
             measures["label_accuracy"] = label_overlap(found, true)
-            measures["baselines"] = {"label_accuracy_chance": chance_overlap(true)}
+            balanced = label_overlap(torch.ones_like(true), true)  # of whoever guesses all classes alike
+            measures["baselines"] = {"label_accuracy_chance": chance_overlap(true), "label_accuracy_balanced": balanced}
             measures["diagnostics"] = {"counts": found.tolist(), "true_counts": true.tolist()}
         else:
             sizes = evidence.extra["sizes"].tolist()

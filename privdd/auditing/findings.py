@@ -99,8 +99,8 @@ def manifest_json(
 
 PUBLIC_BY_RELATION = {
     "add_remove": "nothing of a client's records, not how many there are either",
-    "zero_out": "how many records a client has, and the labels that are sent beside them",
-    "replace": "how many records a client has",
+    "zero_out": "how many records a client has, and the labels that are sent beside them: these depend on its records",
+    "replace": "how many records a client has, which depends on its records",
 }
 GLOBAL_ACCURACY_NOTE = (
     "of the published model, on test records that no client trains on: post-processing of what has a row"

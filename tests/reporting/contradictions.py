@@ -23,10 +23,12 @@ from privdd.reporting.terminal import print_summary
 from privdd.reporting.wording import BROUGHT, SURFACE, attack_title
 from tests.reporting.checker import VOID
 
-GUESSING = re.compile(r"no better than guessing|no more members than|reliably better than guessing", re.IGNORECASE)
-MEMBERS = re.compile(r"can (?:name|tell training)|\bfinds \d|picks out \d|tells training records from others", re.IGNORECASE)
-NO_PICTURE = re.compile(r"no picture|no closer than|no better than guessing|clearly better than a blind guess|too few to tell", re.IGNORECASE)
-PICTURE = re.compile(r"rebuilds? (?!no )(?:records as )?(?:pictures|\d+ of)", re.IGNORECASE)
+GUESSING = re.compile(r"not shown to (?:identify|do better|distinguish)|not shown to beat chance", re.IGNORECASE)
+MEMBERS = re.compile(r"can (?:identify|distinguish)|identifies \d", re.IGNORECASE)
+NO_PICTURE = re.compile(r"not shown to (?:reconstruct|find)|not shown to beat chance", re.IGNORECASE)
+PICTURE = re.compile(r"can reconstruct|finds near training images", re.IGNORECASE)
+ABSENCE = re.compile(r"no better than guessing|beat guessing|no attack worked|did not find any|attacks tried here failed|can find no", re.IGNORECASE)
+BEST = re.compile(r"\bbest(?! guess)(?: at| of)? ([\d.]+) dB", re.IGNORECASE)
 NOTHING_SENT = re.compile(r"is the same whoever is in|nothing in it (?:that )?(?:depends|to tell)|same of every record", re.IGNORECASE)
 NEIGHBOURS = re.compile(r"one (record|client) (?:more or less|replaced|exchanged|emptied)")
 AVERAGE = {"median": "median", "mean": "mean", "on average": "mean"}
@@ -103,7 +105,7 @@ class Said:
                 found["table"] = row["Worst attack"]
         for one in self.page.find("div", "class", "card"):
             head = next(one.find("h2"), Node()).text
-            if head in ("Members found", "Best rebuilt picture") and title in one.text:
+            if head in ("Members identified", "Images reconstructed") and title in one.text:
                 found[head] = one.text
         return found
 
@@ -125,7 +127,7 @@ def page_contradictions(run_dir: Path | str) -> list[str]:
         json.loads((folder / "card.json").read_text()),
         folder,
     )
-    tests = (_members, _pictures, _averages, _decided, _numbers, _units, _facts, _strongest, _exposed, _ladders)
+    tests = (_members, _pictures, _averages, _decided, _numbers, _units, _facts, _strongest, _exposed, _ladders, _absence, _polarity, _best)
     return [wrong for test in tests for wrong in test(said)]
 
 
@@ -159,7 +161,7 @@ def _both(said: Said, yes: re.Pattern[str], no: re.Pattern[str], card: str, what
 def _about(text: str, what: str) -> str:
     """The parts of a text that speak of members, or of pictures."""
     parts = _parts(text)
-    pictures = [part for part in parts if re.search(r"picture|dB", part)]
+    pictures = [part for part in parts if re.search(r"picture|image|dB", part)]
     return " ".join(pictures if what == "pictures" else [part for part in parts if part not in pictures])
 
 
@@ -168,11 +170,11 @@ def _parts(text: str) -> list[str]:
 
 
 def _members(said: Said) -> Iterator[str]:
-    yield from _both(said, MEMBERS, GUESSING, "Members found", "members")
+    yield from _both(said, MEMBERS, GUESSING, "Members identified", "members")
 
 
 def _pictures(said: Said) -> Iterator[str]:
-    yield from _both(said, PICTURE, NO_PICTURE, "Best rebuilt picture", "pictures")
+    yield from _both(said, PICTURE, NO_PICTURE, "Images reconstructed", "pictures")
 
 
 def _averages(said: Said) -> Iterator[str]:
@@ -204,7 +206,7 @@ def _told(said: Said, title: str, name: str) -> Iterator[str]:
     places, surface = said.of(title), next(one for one, known in _titles(said).items() if known == title)
     for text in (places.get("table", ""), _line(said, surface)):
         yield from (part for part in re.split("; |│", text) if part.strip().startswith(f"{name} "))
-    yield from (text for place, text in places.items() if f"{title}, {name}:" in text and "picture" in place)
+    yield from (text for place, text in places.items() if f"{title}, {name}:" in text and "Images" in place)
 
 
 def _decided(said: Said) -> Iterator[str]:
@@ -285,10 +287,10 @@ def _strongest(said: Said) -> Iterator[str]:
         head, caption = (next(figure.find(tag), Node()).text for tag in ("h3", "figcaption"))
         if ": AUC" in caption and caption.endswith("outsiders."):
             curves[head] = caption.split(": AUC")[0]
-        if caption.startswith("The worst"):
+        if "records were chosen; they are identified in" in caption:
             exposed[head.split(", ")[0]] = head.split(", ", 1)[1]
     for title in _titles(said).values():
-        named = re.search(r"(?:^|; )([^;]+?) can (?:name|tell|find)", said.of(title).get("table", ""))
+        named = re.search(r"(?:^|; )([^;]+?) can (?:identify|distinguish)", said.of(title).get("table", ""))
         names = [curves.get(title), exposed.get(title), named.group(1).strip() if named else None]
         if len({name for name in names if name}) > 1:
             yield f"{title}: strongest by curve, exposed records and table: {names}"
@@ -297,7 +299,7 @@ def _strongest(said: Said) -> Iterator[str]:
 def _exposed(said: Said) -> Iterator[str]:
     for figure in said.page.find("figure"):
         caption, head = next(figure.find("figcaption"), Node()).text, next(figure.find("h3"), Node()).text
-        found = re.search(r"together: [\d.]+ % \(([\d.]+) % to", caption)
+        found = re.search(r"replays that hold them \(95 %: ([\d.]+) % to", caption)
         if found and float(found.group(1)) > 20 and GUESSING.search(_about(said.of(head.split(", ")[0]).get("table", ""), "members")):
             yield f"{head}: the most exposed records are found, and no more members than by guessing"
 
@@ -308,3 +310,62 @@ def _ladders(said: Said) -> Iterator[str]:
         seen = [float(one.rstrip(" %")) for one in shares if one.endswith("%")]
         if any(a < b for a, b in pairwise(seen)):
             yield f"{part.attrs['aria-label']}: who knows more identifies less: {seen}"
+
+
+def _absence(said: Said) -> Iterator[str]:
+    """An attack that did not beat chance shows nothing about what was sent."""
+    text = said.page.text + said.terminal + json.dumps(said.card)
+    for found in dict.fromkeys(ABSENCE.findall(text)):
+        yield f"{found!r}: what was not shown is said not to be"
+
+
+def _polarity(said: Said) -> Iterator[str]:
+    """All statements about one attack on one artifact: sentences, tables, tiles and what the files hold."""
+    kinds = {"members": (MEMBERS, GUESSING), "images": (PICTURE, NO_PICTURE)}
+    for surface, title in _titles(said).items():
+        rows = [row for row in said.findings["findings"] if row["surface"] == surface]
+        for name in dict.fromkeys(attack_title(row["attack"]) for row in rows):
+            texts = list(_statements(said, surface, title, name))
+            for kind, (yes, no) in kinds.items():
+                can = [place for place, text in texts if yes.search(text)]
+                cannot = [place for place, text in texts if no.search(text)]
+                if can and cannot:
+                    yield f"{title}, {name}: {kind} in {can[0]}, and none in {cannot[0]}"
+            unread = all(row.get("status") in ("nothing_to_read", "failed") for row in rows if attack_title(row["attack"]) == name)
+            if unread and any(yes.search(text) or no.search(text) for _, text in texts for yes, no in kinds.values()):
+                yield f"{title}, {name}: had nothing to read, and has a result"
+
+
+def _statements(said: Said, surface: str, title: str, name: str) -> Iterator[tuple[str, str]]:
+    """(place, statement) that names an attack on an artifact."""
+    places = said.of(title)
+    for place, text in (("table", places.get("table", "")), ("terminal", _line(said, surface))):
+        parts = (part.strip() for part in re.split("; |│", text))
+        yield from ((place, part) for part in parts if part.startswith(f"{name} "))
+    for place, text in places.items():
+        if f"{title}, {name}:" in text:
+            yield place, text
+    lead = [*said.page.find("p", "class", "lead"), *said.page.find("div", "class", "also")]
+    sentences = re.split(r"(?<=[.]) (?=[A-Z])", " ".join(one.text for one in lead))
+    start = f"From the {title.lower()}, {name} "
+    yield from (("sentences", one) for one in sentences if one.startswith(start))
+
+
+def _best(said: Said) -> Iterator[str]:
+    """What is called the best is the largest: of the gallery of that attack, where there is one."""
+    for surface, title in _titles(said).items():
+        for row in (one for one in said.findings["findings"] if one["surface"] == surface and "psnr" in one):
+            name = attack_title(row["attack"])
+            shown = [float(one) for figure in said.page.find("figure") for one in _gallery(figure, f"{title}, {name}")]
+            for place, text in _statements(said, surface, title, name):
+                for value in map(float, BEST.findall(text)):
+                    if shown and value < max(shown) - 0.06:
+                        yield f"{title}, {name}: best {value} dB in {place}, and {max(shown)} dB in its gallery"
+
+
+def _gallery(figure: Node, head: str) -> list[str]:
+    title = next(figure.find("h3"), Node()).text
+    if title.split(" (")[0] != head:
+        return []
+    spans = " ".join(one.text for item in figure.find("li") for one in item.find("span"))
+    return re.findall(r"([\d.]+) dB", spans)

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 
+from attacks.inversion.labels import LabelCounts
 from attacks.membership.attack import membership_measures
-from attacks.types import Worlds
+from attacks.types import Adversary, Evidence, Knowledge, Surface, Truth, View, Worlds
 from privdd.reporting.finding_selection import (
     exceeds_chance,
     is_above_chance,
@@ -152,6 +153,20 @@ def test_a_copy_outranks_an_image_and_an_image_a_rate() -> None:
     rows = [FAMILIES[name] for name in ("labels", "linkability", "membership", "reconstruction", "copies")]
     kinds = [leak.kind for leak in rank_leaks(run(rows, "unprotected", "inf", surface="synthetic_images").findings)]
     assert kinds == ["copy", "reconstruction", "membership", "identification", "identification", "labels"]
+
+
+@pytest.mark.parametrize(("sent", "leaks"), [([6] * 10, False), ([30, 15, 9, 6, 0, 0, 0, 0, 0, 0], True)])
+def test_a_class_list_that_is_the_same_for_all_clients_reads_no_labels(sent: list[int], leaks: bool) -> None:
+    """A uniform list overlaps any client's classes: as much as the guess that all classes are alike."""
+    counts = torch.tensor([30, 15, 9, 6, 0, 0, 0, 0, 0, 0])
+    nothing = torch.zeros(0, 1, 2, 2)
+    no_labels = torch.zeros(0, dtype=torch.long)
+    view = View(Surface.LABELS, Adversary.SERVER, (), Knowledge((1, 2, 2), 10, nothing, no_labels))
+    truth = Truth(nothing, no_labels, nothing, no_labels, counts)
+    finding = LabelCounts().judge(Evidence(extra={"counts": torch.tensor(sent)}), view, truth)
+    head = {"surface": "labels", "attack": "label_counts", "family": "label", "adversary": "server"}
+    measured = FindingRow.model_validate(head | to_plain_json(dict(finding.measures)))
+    assert bool(rank_leaks([measured])) is leaks
 
 
 @pytest.mark.parametrize(("exact", "control", "surface", "copies"), [(1, 0, "synthetic_images", True), (1, 0, "synthetic_representations", False), (12, 12, "synthetic_representations", False), (40, 1, "synthetic_representations", True), (2, 2, "synthetic_images", False)])

@@ -59,13 +59,13 @@ PLANTED = {
     "guessing beside a decision": (
         "report.html",
         r'(data-label="Worst attack"><div><ul>)',
-        r"\1<li>LiRA can name 12 % of the training records at 1 in 100 false alarms</li>",
+        r"\1<li>LiRA can identify 12 % of the training records at 1 in 100 false alarms</li>",
         "members in table",
     ),
     "a coin beaten in the decision alone": (
         "report.html",
         r'(<div class="why">)',
-        r"\1<p>The server tells training records from others more often than a coin would.</p>",
+        r"\1<p>The server can distinguish training records from non-members.</p>",
         "members in decision",
     ),
     "another unit": ("report.html", r"(unit one record, neighbours: one )record", r"\1client", "neighbours differ in a client"),
@@ -76,8 +76,15 @@ PLANTED = {
     "pictures and none": (
         "report.html",
         r'(data-label="Worst attack"><div><ul>)',
-        r"\1<li>copy detection can rebuild no picture clearly closer than a blind guess</li>",
-        "pictures in decision",
+        r"\1<li>copy detection was not shown to find released images clearly closer to training images</li>",
+        "images in",
+    ),
+    "what was not shown is said not to be": ("report.html", r"(<h1>)", r"\1No attack beat guessing. ", "said not to be"),
+    "a best that is not the largest": (
+        "report.html",
+        r'(data-label="Worst attack"><div><ul>)',
+        r"\1<li>copy detection finds near training images, best 0.1 dB</li>",
+        "in its gallery",
     ),
     "another decision": ("card.json", r'"title": "[^"]*"', '"title": "Share"', "decide differently"),
 }  # fmt: skip
