@@ -219,14 +219,14 @@ def nearest_phrase(row: FindingRow) -> str:
     return f"{said} {test.nonmembers} non-members, by what was sent nearly as it is"
 
 
-def _nearest_leaks(rows: Sequence[FindingRow]) -> list[Leak]:
+def _nearest_leaks(rows: Sequence[FindingRow]) -> list[LeakResult]:
     """Stronger than any rate over the audited records: of all records of the run, by a test that is exact."""
     found = []
     for row in rows:
         if row.copy_test is not None and finding_selection.identifies_members(row):
             share = row.copy_test.identified / max(1, row.copy_test.members)
             said = nearest_phrase(row)
-            found.append(Leak(row, "membership", said, said, strength=1 + share))
+            found.append(LeakResult(row, "membership", said, said, strength=1 + share))
     return found
 
 
