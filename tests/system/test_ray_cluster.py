@@ -136,6 +136,7 @@ class Heavy:
 
 
 STORE_BYTES = 80 * 2**20
+NO_DISK = {"automatic_object_spilling_enabled": False, "local_fs_capacity_threshold": 0.0}  # nothing may go to the disk
 
 
 def test_a_full_object_store_ends_in_one_line_and_an_emptied_one_goes_on(two_nodes) -> None:
@@ -150,7 +151,7 @@ def test_a_full_object_store_ends_in_one_line_and_an_emptied_one_goes_on(two_nod
         patch.setenv("PYTHONPATH", str(ROOT))
         ray.init(
             address="local", num_cpus=2, object_store_memory=STORE_BYTES, include_dashboard=False, log_to_driver=False,
-            _system_config={"automatic_object_spilling_enabled": False},
+            _system_config=NO_DISK,
         )  # fmt: skip
     try:
         work = [Heavy(torch.ones(10 * 2**20), k) for k in range(1)]
