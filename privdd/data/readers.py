@@ -160,7 +160,11 @@ def _folders_below(name: str, base: Path, *, with_packages: bool) -> list[Path]:
 
 def has_idx_files(name: str, root: Path | None) -> bool:
     """Whether one of the searched folders holds the set, so that nothing has to be downloaded."""
-    return any(_find_idx_files(folder) for folder in candidate_folders(name, root))
+    try:
+        folders = candidate_folders(name, root)
+    except DataNotFound:  # no folder of this machine may be searched
+        return False
+    return any(_find_idx_files(folder) for folder in folders)
 
 
 def find_idx_dataset(name: str, root: Path) -> Dataset | None:

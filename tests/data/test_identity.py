@@ -101,7 +101,7 @@ def test_published_sets_are_known_and_others_are_named_as_such(tmp_path: Path) -
     assert NOT_PUBLISHED.endswith(decision.NOT_PUBLISHED)
 
 
-@pytest.mark.skipif(not (SYSTEM_FOLDER / "fashion-mnist").is_dir(), reason="Debian's dataset-fashion-mnist is not installed")
+@pytest.mark.extra("fashion_mnist")
 def test_the_published_fashion_mnist_is_known() -> None:
     assert NOT_PUBLISHED not in load_dataset("fashion_mnist", root=SYSTEM_FOLDER / "fashion-mnist", limit=10, keys=Keys(0)).note
 

@@ -87,6 +87,7 @@ def clothes() -> tuple[Records, Records]:
     return experiment.shards[0].train, experiment.test_records
 
 
+@pytest.mark.extra("fashion_mnist")
 def test_matching_is_as_good_as_that_of_an_independent_loop_at_equal_budget(clothes: tuple[Records, Records]) -> None:
     """The same start, 200 steps of 32 records a class at the same rate, the same trainings afterwards: half a point apart at most,
     and both ahead of their start."""
