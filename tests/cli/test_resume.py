@@ -18,6 +18,7 @@ from privdd.cli.stored_config import CHANGEABLE_SETTINGS, check_finished_run, ch
 from privdd.cli.sweeps import Sweep
 from privdd.core.validation import BadConfig
 from privdd.runtime.files import write_json
+from privdd.runtime.seal import seal_folder
 from tests.federations import TINY
 
 # What may change when a run goes on: where it is computed, never a bit of what comes out.
@@ -116,6 +117,7 @@ def finished(path: Path, *typed: str) -> None:
     prepare_run_folder(path, config)
     (path / "report.html").write_text("")
     write_json(path / "findings.json", {"verdict": "unprotected"})
+    seal_folder(path)
 
 
 def test_another_setting_is_refused_and_the_same_is_skipped(tmp_path: Path) -> None:
