@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -154,21 +154,59 @@ def _midway_probabilities(model: nn.Module, capture: Capture, public: Tensor) ->
     return (before + mean_probabilities(after, public)) / 2
 
 
+CLASS_SURFACES = frozenset({Surface.PROTOTYPES, Surface.STATISTICS})  # numbers of each class
+
+
+def sent_class_counts(value: Mapping[str, Tensor], classes: int) -> Tensor | None:
+    """(classes,) int64: how many records of each class, where a message holds one whole number a class.
+
+    A tensor of ``classes`` finite, non-negative, whole numbers that are not all 0; of several the one whose name says
+    "count", else the first. None where there is none.
+    """
+    found = [name for name, tensor in value.items() if _is_histogram(tensor, classes)]
+    if not found:
+        return None
+    name = next((one for one in found if "count" in one.lower()), found[0])
+    return value[name].flatten().round().long()
+
+
+def _is_histogram(tensor: Tensor, classes: int) -> bool:
+    if tensor.numel() != classes or not tensor.ndim or len(tensor) != classes:
+        return False
+    numbers = tensor.detach().flatten().double()
+    whole = torch.isfinite(numbers).all() and (numbers >= 0).all() and (numbers == numbers.round()).all()
+    return bool(whole) and float(numbers.sum()) > 0
+
+
 @dataclass(frozen=True)
 class LabelCounts(Attack):
-    """How many records of each class the client holds: from an update's last layer, or simply read off."""
+    """How many records of each class the client holds: from an update's last layer, or simply read off.
+
+    In class means or sums a class of one record is open: its mean is the record's own contribution.
+    """
 
     name: str = "label_counts"
     family = Family.LABEL
-    surfaces = frozenset({Surface.UPDATE, Surface.GRADIENT, Surface.LABELS, Surface.COUNTS})
+    surfaces = frozenset({Surface.UPDATE, Surface.GRADIENT, Surface.LABELS, Surface.COUNTS}) | CLASS_SURFACES
     unmeasured = frozenset({Surface.COUNTS})  # sizes are read off: there is no rate of success
     adversaries = SERVER_ONLY
+
+    def nothing_to_read(self, view: View) -> str:
+        if view.surface not in CLASS_SURFACES:
+            return ""
+        counts = sent_class_counts(view.captures[0].value, view.knowledge.classes)
+        return "no tensor has one whole number a class" if counts is None else ""
 
     def run(self, view: View, generator: torch.Generator) -> Evidence:
         """extra: counts (C,), summing to the number of records behind the artifact as far as it is known."""
         capture = view.captures[0]
         if view.surface == Surface.LABELS:
             return Evidence(extra={"counts": count_labels(capture.value["y"], view.knowledge.classes)})
+        if view.surface in CLASS_SURFACES:
+            counts = sent_class_counts(capture.value, view.knowledge.classes)
+            if counts is None:
+                raise ValueError(f"{view.surface}: no tensor has one whole number a class")
+            return Evidence(extra={"counts": counts})
         if view.surface == Surface.COUNTS:
             return Evidence(extra={"sizes": torch.cat([v.flatten().double() for v in capture.value.values()])})
         return Evidence(extra={"counts": label_counts_of_update(view, capture, generator)})
@@ -177,16 +215,28 @@ class LabelCounts(Attack):
         measures: dict[str, Any] = {"n": int(truth.counts.sum())}
         if "counts" in evidence.extra:
             found, true = evidence.extra["counts"].cpu(), truth.counts.cpu()
-            if len(view.captures) > 1:  # each capture has its own records; the first one was read
+            if len(view.captures) > 1 and view.surface not in CLASS_SURFACES:
+                # each capture has its own records; the first one was read
                 true = count_labels(truth.y[:1], len(true))
             measures["label_accuracy"] = label_overlap(found, true)
             balanced = label_overlap(torch.ones_like(true), true)  # of whoever guesses all classes alike
             measures["baselines"] = {"label_accuracy_chance": chance_overlap(true), "label_accuracy_balanced": balanced}
             measures["diagnostics"] = {"counts": found.tolist(), "true_counts": true.tolist()}
+            alone = (found == 1).nonzero()[:, 0].tolist() if view.surface in CLASS_SURFACES else []
+            if alone:
+                measures["diagnostics"]["open_classes"] = alone
+                measures["note"] = f"{describe_open_classes(alone)}: what was sent of it is that record's own"
         else:
             sizes = evidence.extra["sizes"].tolist()
             measures["diagnostics"] = {"sent": sizes, "records": int(truth.counts.sum())}
         return Finding(view.surface, self.name, self.family, view.adversary, measures)
+
+
+def describe_open_classes(classes: Sequence[int]) -> str:
+    """Classes of one record each, in words."""
+    if len(classes) == 1:
+        return f"class {classes[0]} has one record, which is open"
+    return f"classes {', '.join(map(str, classes))} have one record each, which is open"
 
 
 @accepts_numpy

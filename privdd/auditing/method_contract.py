@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attacks.inversion.labels import CLASS_SURFACES, sent_class_counts
 from attacks.types import Finding, Surface
 from privdd.auditing.coverage import MESSAGES_PART
 from privdd.auditing.dp_tests.instrumentation import Leak, compare_traces, trace_round, zero_out_others
@@ -264,6 +265,7 @@ def _signal_faults(
     plan: Plan, round: int, server: State, memory: State, sent: Received, shards: Sequence[Shard]
 ) -> Iterator[str]:
     broadcast = plan.method.broadcast(server)
+    _warn_of_class_counts(plan, sent)
     snapshot = Snapshot(round, broadcast, memory, sent.values, plan.method.audit_hooks.phase(round))
     records, others = shards[0].train, shards[1].train
     adversary = AdversaryView(plan.method, plan.problem, snapshot, records, others, memory, frozenset(), {})
@@ -277,6 +279,18 @@ def _signal_faults(
         mine = [value.flatten(1) if value.ndim > 1 else value for value in own]
         if not any(bool((value != value[:1]).any()) for value in mine):
             yield f"round {round}: every signal of surface {surface} is the same for all records"
+
+
+def _warn_of_class_counts(plan: Plan, sent: Received) -> None:
+    """No fault of the method, and nothing that an author wants to learn after a training."""
+    for name, value in sent.values.items():
+        open_surface = plan.method.uploads[name] in CLASS_SURFACES and name not in plan.mechanisms
+        if open_surface and sent_class_counts(value, plan.problem.classes) is not None:
+            warnings.warn(
+                f"{name!r} holds how many records of each class a client has: the server reads them, and a class of one record "
+                "is open, as its mean or sum is that record's own",
+                stacklevel=2,
+            )
 
 
 def _is_same_upload(a: Upload, b: Upload) -> bool:

@@ -17,7 +17,8 @@ from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
-from attacks.types import Attack
+from attacks.inversion.labels import describe_open_classes
+from attacks.types import Attack, Surface
 from privdd.cli import settings
 from privdd.cli.compose import compose_config, config_dir, default_attacks
 from privdd.cli.secret import SECRET_KEY as SECRET
@@ -327,6 +328,8 @@ def _warn_of_settings(privacy: PrivacySettings, plan: Plan, classes: int, shards
     records = max(len(s.train) for s in shards)
     if privacy.unit == "record" and plan.mechanisms and privacy.delta * records > 1:
         warnings.warn(f"privacy.delta={privacy.delta} is above 1/{records}, one over a client's records", stacklevel=3)
+    if said := open_classes_warning(plan, shards):
+        warnings.warn(said, stacklevel=3)
     if said := too_few_clients_warning(plan):
         warnings.warn(said, stacklevel=3)
     mean = sum(len(s.train) for s in shards) / len(shards)
@@ -341,6 +344,26 @@ def _warn_of_settings(privacy: PrivacySettings, plan: Plan, classes: int, shards
                 f"that it is {drawn / made.normaliser:.2g} times as long as the learning rate says; set it near {drawn:.3g}",
                 stacklevel=3,
             )
+
+
+def open_classes_warning(plan: Plan, shards: Sequence[Shard]) -> str:
+    """Of clients that send a mean or sum of each class, without a mechanism, and hold one record of a class; "" else."""
+    uploads = plan.method.uploads.items()
+    names = [name for name, surface in uploads if surface == Surface.PROTOTYPES and name not in plan.mechanisms]
+    if not names:
+        return ""
+    alone = {s.client: _classes_of_one_record(s) for s in shards}
+    clients = [client for client, classes in alone.items() if classes]
+    if not clients:
+        return ""
+    first = describe_open_classes(alone[clients[0]])
+    more = f" (and {len(clients) - 1} more clients)" if len(clients) > 1 else ""
+    return f"{', '.join(names)}: of client {clients[0]}{more} {first}: its mean is the record's own feature"
+
+
+def _classes_of_one_record(shard: Shard) -> list[int]:
+    counts = Counter(shard.train.y.tolist())
+    return sorted(int(c) for c, count in counts.items() if count == 1)
 
 
 def build_shipped_attacks() -> dict[str, Attack]:

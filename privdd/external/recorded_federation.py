@@ -37,6 +37,7 @@ from privdd.external.membership_game import (
     view_of_outputs,
 )
 from privdd.external.predictor import Predictor, build_predictor
+from privdd.external.recorded_numbers import judge_reported_counts
 from privdd.external.records import check_network_records
 from privdd.external.run_folder import ExternalAudit, HeldArtifact, StatedLimit, parse_stated_limit, write_audit_folder
 from privdd.external.runner import audit_settings, choose_output_folder, read_target_records
@@ -167,6 +168,8 @@ def audit_recorded_client(
     judged: list[JudgedAttack] = []
     for view, those in zip(views, attacks):
         judged += judge_attacks(view, those, {}, game, Keys(settings.seed), budget, RECORDED_NOTE)
+    counts = judge_reported_counts(replies, train.y, 1 + int(torch.cat([train.y, heldout.y]).max()))
+    judged += counts
     about = {"recording": str(recording.head.get("library", "")), "client": node, "records": [len(train), len(heldout)]}
     accuracy = None
     if final is not None:
@@ -235,6 +238,17 @@ def _held_artifacts(recording: Recording, replies: Sequence[RecordedMessage]) ->
     if (final := recording.final_message()) is not None:
         why = _protection_note(final.heading.claims)
         yield HeldMessage(Surface.GLOBAL_MODEL, "final model", final.read_arrays(), why=why)
+
+
+def _held_counts(replies: Sequence[RecordedMessage], judged: Sequence[JudgedAttack]) -> Iterator[HeldArtifact]:
+    """The numbers beside the replies, where some of them count records."""
+    for round, reply in enumerate(replies) if judged else ():
+        numbers = {name: torch.as_tensor(value) for name, value in reply.heading.metrics.items() if not _is_text(value)}
+        yield HeldMessage(Surface.COUNTS, "metrics", numbers, round, 0, "no mechanism was recognised")
+
+
+def _is_text(value: Any) -> bool:
+    return any(isinstance(one, str) for one in (value if isinstance(value, list) else [value]))
 
 
 def _protection_note(claims: Sequence[Mapping[str, Any]]) -> str:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
+from attacks.types import Surface
 from privdd.auditing.dp_tests.instrumentation import InstrumentedContext, value_before_noise
 from privdd.core.types import Artifact, Received, Records, Shard, State, Tensors, Upload, Work
 from privdd.distillation import feature_split
@@ -290,6 +291,42 @@ def _leak_labels(work: Work, memory: State, shard: Shard) -> Work:
     return sent, work[1]
 
 
+COPIED_EVERY = 3  # one released row in so many is a record
+
+
+def _copy_records(method: Any, broadcast: Any, work: Work, shard: Shard, ctx: Any) -> Work:
+    """One released image or representation in three is a record as it is, by the client's own map."""
+    sent, memory = dict(work[0]), work[1]
+    for name, artifact in sent.items():
+        surface = method.uploads[name]
+        if surface not in (Surface.SYNTHETIC_IMAGES, Surface.SYNTHETIC_REPRESENTATIONS) or not len(shard.train):
+            continue
+        rows = artifact.value["x"].clone()
+        places = torch.arange(0, len(rows), COPIED_EVERY)
+        records = shard.train.x[torch.arange(len(places)) % len(shard.train)].to(rows)
+        maps = method.audit_hooks.maps(broadcast, memory, ctx.problem)
+        if surface == Surface.SYNTHETIC_REPRESENTATIONS and "projection" in maps:
+            records = maps["projection"](records).detach()
+        rows[places] = records.reshape(len(places), *rows.shape[1:])
+        sent[name] = replace(artifact, value={**artifact.value, "x": rows})
+    return sent, memory
+
+
+@wrap_functions("local", *METHODS_WITH_LOCAL)
+def _copy_records_of_one(honest: Any, method: Any, broadcast: Any, memory: State, shard: Shard, ctx: Any) -> Work:
+    return _copy_records(method, broadcast, honest(method, broadcast, memory, shard, ctx), shard, ctx)
+
+
+@wrap_functions("local_batched", *METHODS_WITH_LOCAL)
+def _copy_records_of_several(
+    honest: Any, method: Any, broadcast: Any, memories: Any, shards: Any, contexts: Any
+) -> Any:
+    made = honest(method, broadcast, memories, shards, contexts)
+    if made is None:
+        return None
+    return [_copy_records(method, broadcast, *given) for given in zip(made, shards, contexts)]
+
+
 @wrap_functions("mechanism", channel.ClientContext, InstrumentedContext)
 def _use_clean_value(honest: Any, self: Any, name: str, contributions: Tensors, **partition: Any) -> Tensors:
     """Local work goes on with the value before noise."""
@@ -355,6 +392,7 @@ WIRE_FAULTS = (
     *(kind.fault_at(f"{told}_hidden", says=kind.says) for told, kind in WIRE_KINDS.items()),
     MEMORY_KINDS["mean_1"].fault_at("memory_told", says="the mean record is remembered and sent in the next round"),
     MEMORY_KINDS["mean_1"].fault_at("memory_told_once", FaultScope(round="first"), "the mean record is remembered in the first round and sent in the next"),
+    Fault("records_copied", "one released image or representation in three is a record as it is", combine_patches(_copy_records_of_one, _copy_records_of_several), ("labels",)),
     Fault("release_ignored", "local work goes on with the value before noise", _use_clean_value, NEEDS_RECORDS),
     Fault("clean_sent", "the noised value is entered, the clean one travels", _patch_send(_send_clean_value), ("channel",)),
     Fault("extra_tensor", "a tensor travels that no row tells of", _patch_send(_send_extra_tensor)),

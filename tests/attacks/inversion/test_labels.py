@@ -9,6 +9,7 @@ from torch import nn
 from attacks.images import match, psnr
 from attacks.inversion import analytic, labels
 from attacks.inversion.feature_inversion import WhiteBox
+from attacks.types import Adversary, Capture, Knowledge, Surface, Truth, View
 from tests.attacks.pictures import convnet, digits, drawn, mlp, pictures, rng, sent
 
 
@@ -135,3 +136,42 @@ def test_distinct_inputs_of_a_batch_are_told_apart() -> None:
     assert match(picked.view(3, 1, 28, 28), x[:3]).tolist() == [0, 1, 2]
     repeated = analytic.reconstruct_from_layer(mlp(), sent(mlp(), x[:1], y[:1]), (3, 1, 28, 28))
     assert repeated.diagnostics["distinct"] == 1 and torch.equal(repeated.images[0], repeated.images[2])
+
+
+HISTOGRAM = torch.tensor([3.0, 0.0, 1.0, 7.0])
+
+
+@pytest.mark.parametrize(
+    ("value", "found"),
+    [
+        ({"mean": torch.rand(4, 5), "count": HISTOGRAM}, True),
+        ({"sum": torch.rand(4, 5), "n": HISTOGRAM.long()[:, None]}, True),
+        ({"order": torch.arange(4), "class_counts": HISTOGRAM}, True),
+        ({"count": HISTOGRAM + 0.5}, False),
+        ({"count": -HISTOGRAM}, False),
+        ({"count": torch.zeros(4)}, False),
+        ({"count": HISTOGRAM[:3]}, False),
+        ({"total": torch.tensor(11.0)}, False),
+        ({"count": torch.tensor([1.0, float("nan"), 2.0, 3.0])}, False),
+    ],
+)
+def test_whole_numbers_of_each_class_are_its_counts(value: dict[str, torch.Tensor], found: bool) -> None:
+    counts = labels.sent_class_counts(value, 4)
+    assert (counts is not None and counts.tolist() == HISTOGRAM.tolist()) is found
+
+
+@pytest.mark.parametrize("surface", [Surface.PROTOTYPES, Surface.STATISTICS])
+def test_the_histogram_beside_class_means_is_read_exactly_and_a_class_of_one_record_is_open(surface: Surface) -> None:
+    y = torch.repeat_interleave(torch.arange(4), HISTOGRAM.long())
+    x = torch.rand(len(y), 1, 2, 2)
+    knowledge = Knowledge((1, 2, 2), 4, x, y)
+    sent = Capture(0, 0, "prototypes", {"mean": torch.rand(4, 5), "count": HISTOGRAM})
+    view = View(surface, Adversary.SERVER, (sent, sent), knowledge)
+    attack, truth = labels.LabelCounts(), Truth(x, y, x, y, HISTOGRAM.long())
+    measures = attack.judge(attack.run(view, torch.Generator()), view, truth).measures
+    assert not attack.nothing_to_read(view)
+    assert measures["label_accuracy"] == 1 > measures["baselines"]["label_accuracy_chance"]
+    assert measures["diagnostics"]["open_classes"] == [2]
+    assert "class 2 has one record, which is open" in measures["note"]
+    without = View(surface, Adversary.SERVER, (Capture(0, 0, "prototypes", {"mean": torch.rand(4, 5)}),), knowledge)
+    assert "one whole number a class" in attack.nothing_to_read(without)
