@@ -347,10 +347,10 @@ def _warn_of_settings(privacy: PrivacySettings, plan: Plan, classes: int, shards
 
 
 def open_classes_warning(plan: Plan, shards: Sequence[Shard]) -> str:
-    """Of clients that send a mean or sum of each class, without a mechanism, and hold one record of a class; "" else."""
+    """Of clients that send a mean or sum of each class, without noise, and hold one record of a class; "" else."""
     uploads = plan.method.uploads.items()
     names = [name for name, surface in uploads if surface == Surface.PROTOTYPES and name not in plan.mechanisms]
-    if not names:
+    if not names or set(plan.method.queries) & set(plan.mechanisms):  # the means are made of noised answers
         return ""
     alone = {s.client: _classes_of_one_record(s) for s in shards}
     clients = [client for client, classes in alone.items() if classes]
