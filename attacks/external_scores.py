@@ -1,12 +1,14 @@
-"""Bring your own: audit arrays that someone else computed, from one ``.npz`` file.
+"""Bring your own: audit arrays that someone else computed, from one ``.npz`` file, or bare scores from a ``.csv`` file.
 
 It holds one of three sets of arrays, larger score = more like a member: ``scores`` (n,) and ``member`` (n,); ``signals``
 (K, n) and ``masks`` (K, n), row 0 being the audited model; or ``logits`` (K, n, C), ``labels`` (n,) and ``masks`` (K, n).
-Beside these, ``blind`` (n,): scores of a control that never saw a model; and ``labels`` (n,).
+Beside these, ``blind`` (n,): scores of a control that never saw a model; and ``labels`` (n,). A csv has a first line of names
+and columns ``scores``, ``member`` and perhaps ``blind``.
 """
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -29,11 +31,15 @@ from attacks.types import Adversary, Family, Finding, Knowledge, Surface, Truth,
 from attacks.validation import check_archive
 
 ARRAY_SETS = (("scores", "member"), ("signals", "masks"), ("logits", "labels", "masks"))
+NPZ_FOR_MORE = "signals of several models come in an .npz"
+CSV_WORDS = {"true": "1", "false": "0"}
 KNOWN_ARRAYS = {name for names in ARRAY_SETS for name in names} | {"blind"}
 
 
 def load_scores(path: str | Path) -> dict[str, np.ndarray]:
     """The arrays of ``path``, checked. ValueError: unreadable, pickled, unknown or missing names, shapes, NaN."""
+    if Path(path).suffix.lower() == ".csv":
+        return _read_csv_scores(Path(path))
     try:
         check_archive(path)
         with np.load(path, allow_pickle=False) as archive:
@@ -47,6 +53,37 @@ def load_scores(path: str | Path) -> dict[str, np.ndarray]:
     if array_set_of(arrays) is None:
         sets = [list(names) for names in ARRAY_SETS]
         raise ValueError(f"scores={path}: holds {sorted(arrays)}; needed is one of {sets}")
+    _check_shapes(arrays)
+    _check_values(arrays)
+    return arrays
+
+
+CSV_COLUMNS = (*ARRAY_SETS[0], "blind")
+
+
+def _read_csv_scores(path: Path) -> dict[str, np.ndarray]:
+    """Bare scores, members and perhaps a blind control by column. Raises ValueError, one line."""
+    needed = (
+        f"needed is a first line of names, scores,member[,blind], and a line of numbers for each record; {NPZ_FOR_MORE}"
+    )
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            first, *lines = [line for line in csv.reader(file) if line]
+    except (OSError, ValueError, csv.Error) as error:
+        raise ValueError(
+            f"scores={path}: not a readable .csv ({' '.join(str(error).split())[:120]}); {needed}"
+        ) from None
+    names = [name.strip() for name in first]
+    if not set(ARRAY_SETS[0]) <= set(names) <= set(CSV_COLUMNS) or len(set(names)) < len(names):
+        raise ValueError(f"scores={path}: holds columns {names}; {needed}")
+    values = np.empty((len(lines), len(names)))
+    for at, line in enumerate(lines):
+        try:
+            numbers = [float(CSV_WORDS.get(cell.strip().lower(), cell)) for cell in line]
+            values[at] = np.array(numbers).reshape(len(names))  # a line that is too short is an error as well
+        except ValueError:
+            raise ValueError(f"scores={path}: record {at} (from 0) is {','.join(line)[:60]!r}; {needed}") from None
+    arrays = dict(zip(names, values.T))
     _check_shapes(arrays)
     _check_values(arrays)
     return arrays
@@ -108,6 +145,15 @@ def audit_scores(
     return found
 
 
+def describe_arrays(arrays: Mapping[str, np.ndarray]) -> str:
+    """What was read, in a sentence: how many models and records."""
+    names = array_set_of(arrays) or ARRAY_SETS[0]
+    shape = arrays[names[0]].shape
+    if names == ARRAY_SETS[0]:
+        return f"Read as scores of 1 model for {shape[0]} records."
+    return f"Read as {names[0]} of {shape[0]} models (rows, the audited one first) for {shape[1]} records (columns)."
+
+
 def _add_score_figures(finding: Finding, scores: Tensor | None, masks: Tensor, blind: np.ndarray | None) -> Finding:
     """The finding with its exact scores (m,), members (m,) and blind (m,), and which record and world each is of."""
     if scores is None:
@@ -154,6 +200,10 @@ def _check_shapes(arrays: Mapping[str, np.ndarray]) -> None:
         needed = f"needed are {wanted} dimensions (for logits at least 2 classes)"
         raise ValueError(f"{names[0]}: shape {main.shape}, {needed}")
     records = main.shape[0] if wanted == 1 else main.shape[1]
+    if names[0] == "signals" and len(main) > records and not {"labels", "blind"} & set(arrays):
+        said = f"shape {main.shape} is {len(main)} models and {records} records, more models than records"
+        way = "if rows are records, give signals.T and masks.T; if rows are models, add labels (n,) or blind (n,), one a record"
+        raise ValueError(f"signals: {said}; {way}")
     shapes = {"member": (records,), "masks": main.shape[:2], "labels": (records,), "blind": (records,)}
     for name, shape in shapes.items():
         if name in arrays and (name != "masks" or wanted > 1) and arrays[name].shape != shape:

@@ -27,7 +27,7 @@ from attacks.inversion.gradient import InvertingGradients
 from attacks.inversion.labels import guess_labels
 from attacks.inversion.victim import SINGLE_STEP, PixelScale, Victim
 from benchmarks.inversion import load, matched
-from privdd.data.readers import import_torchvision
+from privdd.core.user_modules import import_torchvision
 from privdd.models import ModelSpec, build, initial
 
 TV = "regularization.total_variation.scale"

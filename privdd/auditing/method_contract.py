@@ -68,11 +68,14 @@ class CheckedRound:
         return self.plan.method.local(self.plan.method.broadcast(self.server), self.memory, self.shard, ctx)
 
 
+DEFAULT_SHAPES = ((1, 8, 8), (3, 8, 8))  # of images that a method is tried on, grey and colour
+
+
 def check_method(
     method: Method,
     *,
     mechanisms: Mapping[str, Mechanism] | None = None,
-    shape: tuple[int, int, int] = (1, 8, 8),
+    shape: tuple[int, int, int] | None = None,
     classes: int = 3,
     records: int = 24,
     seed: int = 0,
@@ -83,7 +86,8 @@ def check_method(
     Checked: it is a ``Method``; its uploads are declared and finite, can be read by an attack, and depend on
     nothing but their arguments; ``recall`` and ``local_batched`` agree with ``local``; what claims to be
     private depends on the records only through ``mechanisms``, and ledger rows not at all; ``predict`` gives one
-    score a class. Images are random, (c, h, w) = ``shape``; the arguments must suit the method's settings. relation: of
+    score a class. Images are random, (c, h, w) = ``shape``; None: grey and colour ones of 8 x 8 pixels, one after the
+    other. The arguments must suit the method's settings. relation: of
     neighbouring data sets; under add_remove labels and the number of records are private too, and exchanged. Tensors are
     named and shaped as ``privdd.auditing.upload_schema`` says. Warns (UnmappedUpload) of uploads which no attack can compare
     with a record until a hook is defined: an audit runs, and says that they were not tested.
@@ -92,10 +96,20 @@ def check_method(
         raise BrokenContract(f"{type(method).__name__} is no Method: it must inherit from privdd.api.Method")
     for line in unmapped_uploads(method):
         warnings.warn(line, UnmappedUpload, stacklevel=2)
-    plan = Plan(Keys(seed), Problem(shape, classes, CHECKED_CLIENTS), method, mechanisms or {}, relation=relation)
     leaks: list[tuple[str, str]] = []
-    shards = _random_shards(shape, classes, records, seed)
-    found = list(_unreadable_uploads(method)) or list(_find_faults(plan, shards, leaks))
+    found = list(_unreadable_uploads(method))
+    for images in DEFAULT_SHAPES if shape is None else (shape,):
+        if found:
+            break
+        plan = Plan(Keys(seed), Problem(images, classes, CHECKED_CLIENTS), method, mechanisms or {}, relation=relation)
+        try:
+            found = list(_find_faults(plan, _random_shards(images, classes, records, seed), leaks))
+        except Exception as problem:  # of a stranger's code
+            if shape is not None:
+                raise
+            said = f"{type(problem).__name__}: {' '.join(str(problem).split())[:200]}"
+            hint = "give shape=(c, h, w) if the method is written for images of one size"
+            raise BrokenContract(f"on images of shape {images}: {said}; {hint}") from problem
     if found:
         broken = BrokenContract("\n".join(dict.fromkeys(found)))
         broken.leaks = tuple(leaks)

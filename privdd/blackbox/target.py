@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from privdd.blackbox.fresh_randomness import is_randomness, needed_parameters, with_fresh_randomness
+from privdd.core.user_modules import import_torchvision, import_user_module
 from privdd.core.validation import BadConfig
 
 FROM_THE_STATEMENT = {"epsilon": "epsilon", "eps": "epsilon", "target_epsilon": "epsilon", "delta": "delta",
@@ -30,7 +31,7 @@ def load_target(name: str, key: str = "mechanism") -> Any:
     if not module or not attribute:
         raise BadConfig(f"{key}={name}: package.module:Name or file.py:Name is needed")
     try:
-        found = _load_from_file(Path(module)) if module.endswith(".py") else importlib.import_module(module)
+        found = _load_from_file(Path(module)) if module.endswith(".py") else import_user_module(module)
     except BadConfig:
         raise
     except Exception as error:  # whatever the module raises as it is imported
@@ -57,7 +58,13 @@ def _load_from_file(path: Path) -> Any:
     if spec is None or spec.loader is None:
         raise BadConfig(f"{path}: no module of Python")
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except RuntimeError as error:
+        if "torchvision::" not in str(error):
+            raise
+        import_torchvision()
+        spec.loader.exec_module(module)
     return module
 
 

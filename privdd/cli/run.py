@@ -14,7 +14,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from attacks.external_scores import audit_scores
+from attacks.external_scores import audit_scores, describe_arrays, load_scores
 from attacks.statistics import shared_confidence
 from attacks.types import SENT_BY_SERVER, Finding, Surface
 from privdd import __version__
@@ -361,7 +361,7 @@ def _findings_json(
     return {
         "schema": 2,
         "run": run,
-        "target": {"kind": "scores"},
+        "target": {"kind": "scores", "notes": [describe_arrays(load_scores(str(config.scores)))]},
         "privacy": {**game, "epsilon": unknown, "claims": [] if stated is None else [claim]},
         "surfaces": [sent],
         "findings": [

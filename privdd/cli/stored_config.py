@@ -7,7 +7,6 @@ own yaml files is the user's own program and is not checked.
 
 from __future__ import annotations
 
-import importlib
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,6 +21,7 @@ from privdd.cli.compose import PRESETS, compose_config, override_value, user_con
 from privdd.cli.overrides import check_engine_settings_used
 from privdd.cli.secret import remove_secret
 from privdd.cli.settings import NOT_FINGERPRINTED, check_code_digests, to_plain_settings, user_code_of_config
+from privdd.core.user_modules import import_user_module
 from privdd.core.validation import BadConfig
 from privdd.federated.method import Method
 from privdd.models import ModelSpec
@@ -134,7 +134,7 @@ def load_allowed_class(key: str, path: Any, trusted: Sequence[str] = ()) -> type
         hint = "" if known else f"; if {first} is your own package, add trust={first}"
         raise BadConfig(f"{key}={path[:200]}: a stored run may name classes of privdd's own only{hint}")
     try:
-        found = getattr(importlib.import_module(module), name)
+        found = getattr(import_user_module(module), name)
     except Exception as error:  # importing a trusted module may raise anything
         raise BadConfig(f"{key}={path}: no such class ({' '.join(str(error).split())[:150]})") from None
     if not isinstance(found, type):

@@ -4,11 +4,9 @@ images: an npz of arrays, or a folder with one subfolder for each class. The dig
 from __future__ import annotations
 
 import gzip
-import importlib
 import math
 import os
 import socket
-import sys
 import warnings
 import zlib
 from collections.abc import Iterator, Mapping
@@ -16,7 +14,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from types import ModuleType
 from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,6 +25,7 @@ from attacks.machine import BARE_VARIABLE, is_bare
 from attacks.validation import check_archive
 from privdd.core.group_settings import check_data_place
 from privdd.core.rng import Keys
+from privdd.core.user_modules import import_torchvision
 from privdd.core.validation import DataNotFound
 from privdd.data.dataset import Dataset, dataset_from_pairs
 
@@ -50,40 +48,6 @@ def _read_digits() -> tuple[Tensor, Tensor]:
 
     bunch = load_digits()
     return torch.from_numpy(bunch.images / 16.0).float().unsqueeze(1), torch.from_numpy(bunch.target).long()
-
-
-# Beside a CPU build of torch, a CUDA build of torchvision cannot register its operators, and the import fails although data
-# sets and transforms need none of them: they are declared without an implementation.
-
-MISSING_OPERATORS = {
-    "nms": "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
-    "qnms": "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
-}
-_operator_libraries: list[torch.library.Library] = []  # a Library that is collected takes its operators with it
-
-
-def import_torchvision(module: str = "torchvision") -> ModuleType:
-    """``import torchvision[.module]``, declaring missing operators where the plain import fails. Raises ImportError where it is
-    not installed, and RuntimeError where it fails for another reason."""
-    try:
-        return importlib.import_module(module)
-    except RuntimeError as error:
-        if "torchvision::" not in str(error):
-            raise
-    for name in [n for n in sys.modules if n == "torchvision" or n.startswith("torchvision.")]:
-        del sys.modules[name]
-    _declare_operators()
-    return importlib.import_module(module)
-
-
-def _declare_operators() -> None:
-    if _operator_libraries:
-        return
-    library = torch.library.Library("torchvision", "FRAGMENT")
-    for name, schema in MISSING_OPERATORS.items():
-        if not hasattr(torch.ops.torchvision, name):
-            library.define(schema)
-    _operator_libraries.append(library)
 
 
 DATA_VARIABLE = "PRIVDD_DATA"  # downloads, where data.root is not set
@@ -312,12 +276,13 @@ LARGEST_PICTURE = 2**26  # pixels
 LARGEST_FOLDER = 2**32  # bytes of all pictures, as of the arrays of an npz file
 FEW_BITS = 1 / 16  # of the range of 16 bits: 12 bits or fewer
 ARRAYS = ("x", "y", "x_test", "y_test", "domain", "domain_test")
+KERAS_NAMES = {"x_train": "x", "y_train": "y"}  # read where there is neither x nor y
 Pair = tuple[Tensor, Tensor]
 
 
 def load_npz(name: str, root: Path | None, keys: Keys) -> Dataset:
     """data.root is the file: x (n, h, w), (n, h, w, c) or (n, c, h, w), whole numbers from 0 to 255 or float in [0, 1]; y (n,)
-    integers from 0; x_test and y_test where there is a test split (else a fifth is drawn). domain (n,), and
+    integers from 0 (or x_train and y_train, as Keras names them); x_test and y_test where there is a test split (else a fifth is drawn). domain (n,), and
     domain_test with a test split: integers or text that say where each record is from.
 
     Raises DataNotFound without the file and ValueError where an array does not fit.
@@ -327,14 +292,17 @@ def load_npz(name: str, root: Path | None, keys: Keys) -> Dataset:
     try:
         check_archive(root)
         with np.load(root, allow_pickle=False) as stored:
-            arrays = {key: stored[key] for key in ARRAYS if key in stored.files}
+            names = sorted(stored.files)
+            arrays = {key: stored[key] for key in (*ARRAYS, *KERAS_NAMES) if key in names}
     except Exception as error:  # a damaged zip raises EOFError, zlib.error, NotImplementedError and others
         raise ValueError(
             f"data.root={root}: not a .npz file of plain arrays, as numpy.savez writes it "
             f"({' '.join(str(error).split())[:120]})"
         ) from error
+    if not {"x", "y"} & set(arrays):
+        arrays = {KERAS_NAMES.get(key, key): value for key, value in arrays.items()}
     if not {"x", "y"} <= set(arrays):
-        raise ValueError(f"data.root={root}: arrays x and y are needed, found {sorted(arrays)}")
+        raise ValueError(f"data.root={root}: arrays x and y (or x_train and y_train) are needed, found {names}")
     train = _check_pair(root, arrays["x"], arrays["y"])
     rows = torch.arange(len(train[1])), torch.arange(0)
     if {"x_test", "y_test"} <= set(arrays):

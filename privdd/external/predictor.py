@@ -286,8 +286,23 @@ def _call_module(model: nn.Module, x: Tensor, key: str) -> Tensor:
     with torch.no_grad():
         found = model(x if first is None else x.to(first.device))
     if not isinstance(found, Tensor):
-        raise BadConfig(f"{key}: gives {type(found).__name__}; a tensor (b, classes) is needed")
+        raise BadConfig(f"{key}: gives {type(found).__name__}; {_describe_way_out(found)}")
     return found
+
+
+def _describe_way_out(outputs: Any) -> str:
+    """What to do about a module that gives several outputs: a function of three lines, with the one that fits."""
+    place = ""
+    if isinstance(outputs, Mapping):
+        place = next((f"[{name!r}]" for name in ("logits", *outputs) if name in outputs), "[NAME]")
+    elif isinstance(outputs, tuple | list) and outputs:
+        place = f"[{len(outputs) - 1}]"
+    held = f" ({', '.join(map(str, outputs))})" if isinstance(outputs, Mapping) else ""
+    return (
+        f"a tensor (b, classes) is needed{held}. Give a function in its place, in a file of yours: model = Net(...); "
+        "model.load_state_dict(torch.load(FILE, weights_only=True)); "
+        f"def predict(x): return model.eval()(torch.as_tensor(x).float()){place}.detach()  (target.model=file:predict)"
+    )
 
 
 PICKLE_SUFFIXES = (".pkl", ".pickle", ".joblib", ".sav", ".dill", ".bin")

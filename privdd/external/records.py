@@ -17,7 +17,10 @@ from torch import Tensor
 from attacks.validation import check_archive
 from privdd.core.validation import BadConfig
 
+KERAS_NAMES = {"x_train": "x", "y_train": "y"}  # read where an npz has neither x nor y
 MIN_RECORDS = 20  # records of either kind: with fewer, no rate can be told from guessing
+SECONDS_PER_DAY = 86_400
+NANOSECONDS_PER_DAY = SECONDS_PER_DAY * 10**9
 MAX_LABEL = 100_000  # labels from 0 up to here number outputs; others are names of classes
 MAX_DENSE_NUMBERS = 2**28  # numbers of a sparse matrix that are written out: 2 GiB
 
@@ -121,7 +124,9 @@ def read_records(key: str, path: Path, *, least: int = MIN_RECORDS, labels: bool
         raise BadConfig(f"{where}: no such file")
     if path.suffix.lower() in (".pkl", ".pickle", ".joblib", ".csv"):
         raise BadConfig(f"{where}: an .npz with arrays x and y is needed (np.savez('{path.stem}.npz', x=x, y=y))")
-    arrays, found = read_archive(where, path, ("x", "y"))
+    arrays, found = read_archive(where, path, ("x", "y", *KERAS_NAMES))
+    if not {"x", "y"} & set(arrays):  # arrays as Keras names them
+        arrays = {KERAS_NAMES[name]: value for name, value in arrays.items()}
     if not {"x", *["y"] * labels} <= set(arrays):
         needed = "arrays x and y are" if labels else "an array x is"
         raise BadConfig(f"{where}: {needed} needed, found {', '.join(found)[:200] or 'none'}")
@@ -139,7 +144,8 @@ def read_archive(where: str, path: Path, only: Sequence[str] = ()) -> tuple[dict
 
 
 def records_from_arrays(key: str, x: Any, y: Any = None, *, least: int = MIN_RECORDS) -> LabelledRecords:
-    """Checked records and labels of arrays, tensors, tables of pandas, sparse matrices; NaN comes through. Raises
+    """Checked records and labels of arrays, tensors, tables of pandas, sparse matrices; NaN comes through, and a column of
+    dates is one of days since 1970. Raises
     BadConfig, naming ``key``, for other shapes, values that are no numbers or infinite, and labels that name no class."""
     values, form = _values_and_format(key, x)
     labels = np.zeros(len(values) if values.ndim else 0, np.int64) if y is None else _as_array(y)
@@ -253,12 +259,32 @@ def _encode_table(key: str, table: Any) -> tuple[NDArray[Any], RecordFormat]:
             columns.append(RecordColumn(name, series.dtype))
             parts.append(series.to_numpy(dtype=np.float64, na_value=np.nan))
             continue
+        if series.dtype.kind == "M":
+            columns.append(RecordColumn(name, series.dtype))
+            parts.append(_dates_to_days(series))
+            continue
         if series.dtype.kind not in "OUT" and not isinstance(series.dtype, CategoricalDtype):
-            raise BadConfig(f"{key}: column {name} holds {series.dtype}; numbers, text or kinds are read")
+            raise BadConfig(f"{key}: column {name} holds {series.dtype}; numbers, dates, text or kinds are read")
         codes, values = factorize(series.astype(object))
         columns.append(RecordColumn(name, series.dtype, tuple(values)))
         parts.append(np.where(codes < 0, np.nan, codes.astype(np.float64)))
     return np.stack(parts, 1) if parts else np.zeros((len(table), 0)), RecordFormat("table", tuple(columns))
+
+
+def _dates_to_days(series: Any) -> NDArray[np.float64]:
+    """Days since 1970 (UTC where there is a time zone), NaN for a missing date."""
+    plain = series if series.dt.tz is None else series.dt.tz_convert("UTC").dt.tz_localize(None)
+    values = plain.to_numpy(dtype="datetime64[ns]")
+    days = values.astype(np.int64) / NANOSECONDS_PER_DAY
+    return np.where(np.isnat(values), np.nan, days)
+
+
+def _days_to_dates(days: NDArray[Any], dtype: Any) -> Any:
+    from pandas import Series, to_datetime
+
+    rounded = Series(to_datetime(Series(days * SECONDS_PER_DAY).round(3), unit="s"))
+    zone = getattr(dtype, "tz", None)
+    return (rounded if zone is None else rounded.dt.tz_localize("UTC").dt.tz_convert(zone)).astype(dtype)
 
 
 def _decode_table(x: NDArray[Any], columns: Sequence[RecordColumn]) -> Any:
@@ -266,6 +292,9 @@ def _decode_table(x: NDArray[Any], columns: Sequence[RecordColumn]) -> Any:
 
     made = []
     for own, column in zip(x.T, columns):
+        if column.dtype.kind == "M":
+            made.append(_days_to_dates(own, column.dtype))
+            continue
         if column.values is None:
             made.append(Series(own).astype(column.dtype))
             continue

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any, ClassVar, Literal
 
@@ -38,6 +38,7 @@ from privdd.external.records import (
     align_columns,
     check_no_gaps,
     coordinate_scales,
+    fill_gaps,
     flatten_records,
     records_from_arrays,
 )
@@ -70,6 +71,9 @@ def synthetic_signals(
 # way against held-out ones (the control); only what it does better on the first is the synthetic set's doing.
 
 
+MAX_RISK_ATTACKS = (
+    2000  # records that are attacked, as many as the source attacks; all others still count as neighbours
+)
 MAX_KIND_VALUES = 12  # a column with at most so many different values holds kinds, and is compared for equality
 CLOSE_SHARE = 0.05  # of a number's value: nearer guesses are right, as in the source's implementation
 PREDICATE_COUNT, PREDICATE_COLUMNS = 500, 3  # predicates that are kept, and columns in each
@@ -136,7 +140,7 @@ def linkability_risk(synthetic: Tensor, train: Tensor, heldout: Tensor, generato
     common."""
     if synthetic.shape[1] < 2:
         raise ValueError("linkability: at least 2 columns are needed")
-    size = min(len(train), len(heldout))
+    size = min(len(train), len(heldout), MAX_RISK_ATTACKS)
     order = torch.randperm(synthetic.shape[1], generator=generator)
     halves = order[: len(order) // 2], order[len(order) // 2 :]
     found = []
@@ -152,7 +156,7 @@ def inference_risk(synthetic: Tensor, train: Tensor, heldout: Tensor, generator:
     kind, or a value within ``CLOSE_SHARE``."""
     if synthetic.shape[1] < 2:
         raise ValueError("inference: at least 2 columns are needed")
-    size = min(len(train), len(heldout))
+    size = min(len(train), len(heldout), MAX_RISK_ATTACKS)
     kinds = _kind_columns(synthetic, train, heldout)
     found = []
     for x in (train, heldout):
@@ -172,6 +176,10 @@ def _count_right_guesses(asked: Tensor, synthetic: Tensor, column: int, kind: bo
 
 TABLE_RISKS = {"singling_out": singling_out_risk, "linkability": linkability_risk, "inference": inference_risk}
 SYNTHETIC_NOTE = "the synthetic set as it was brought"
+GAPS_NOTE = (
+    "{} missing values were read as their column's mean over the three files, and whether a value is missing as a column of "
+    "its own."
+)
 NO_GENERATOR = "needs the function that makes such a set (target.generator, in Python generator=)"
 NO_TABLE = "singling out, linkability and inference are defined for tables, x (n, columns)"
 RISK_SOURCE = "Giomi et al. 2023"
@@ -198,6 +206,11 @@ def audit_synthetic_data(
 ) -> ExternalAudit:
     """The audit of a synthetic set. Raises BadConfig, one line, for sets that do not fit together."""
     began = time.monotonic()
+    given = {"target.train": train, "target.heldout": heldout, "target.synthetic": synthetic}
+    if generator is not None and settings.shadows:  # it is given the records as they were brought
+        for key, one in given.items():
+            check_no_gaps(key, one)
+    gaps = sum(int(one.x.isnan().sum()) for one in given.values() if one.has_gaps)
     train, heldout, synthetic = _align_sets(train, heldout, synthetic)
     keys = Keys(settings.seed).fold("target")
     shadows = settings.shadows if generator is not None else 0
@@ -214,7 +227,8 @@ def audit_synthetic_data(
     apart = heldout.select_rows(game.repeats.outside)
     judged += _judge_copies(view.surface, (synthetic, train, apart), scale, pictures, keys)
     judged += _judge_risks(view.surface, (synthetic, train, apart), scale, keys)
-    facts = games.target_facts("synthetic", train, heldout, game, judged)
+    notes_on_gaps = [GAPS_NOTE.format(gaps)] if gaps else []
+    facts = games.target_facts("synthetic", train, heldout, game, judged, notes=notes_on_gaps)
     done = time.monotonic()
     notes = {"note": GLOBAL_DRAWS.replace("training function", "generator")} if drew else {}
     return ExternalAudit(
@@ -229,12 +243,22 @@ def _align_sets(*sets: LabelledRecords) -> list[LabelledRecords]:
     """Training, held-out and synthetic records with columns and labels coded alike. Raises BadConfig where they are not alike."""
     keys = ("target.train", "target.heldout", "target.synthetic")
     made = align_columns(dict(zip(keys, sets)))
-    for key, one in zip(keys, made):
-        check_no_gaps(key, one)
+    if any(one.has_gaps for one in made):
+        made = _fill_table_gaps(dict(zip(keys, made)))
     names = np.unique(np.concatenate([one.original_labels() for one in made]))
     if all(one.names is None for one in made) and names[-1] <= MAX_LABEL_SPREAD * len(names):
         return made
     return [one.number_labels(names, key) for key, one in zip(keys, made)]
+
+
+def _fill_table_gaps(sets: Mapping[str, LabelledRecords]) -> list[LabelledRecords]:
+    """Tables whose missing values are the column's mean over all sets, each such column followed by one that shows where they
+    were (``fill_gaps``). Raises BadConfig for missing values in anything but tables."""
+    if any(one.x.ndim != 2 for one in sets.values()):
+        for key, one in sets.items():
+            check_no_gaps(key, one)
+    filled = fill_gaps(*(one.x for one in sets.values()))
+    return [replace(one, x=x) for one, x in zip(sets.values(), filled)]
 
 
 def _generate_shadow_sets(

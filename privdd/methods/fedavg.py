@@ -266,7 +266,11 @@ class FedAvg(
     def _train_privately(self, turn: ClientRound) -> Trained:
         params, buffers = self.start(turn)
         if buffers:
-            raise ValueError("model.norm=batch: DP-SGD needs per-record gradients; use norm=instance, group or none")
+            held = ", ".join(sorted(buffers)[:3])
+            raise ValueError(
+                f"model.norm=batch: DP-SGD needs per-record gradients, and {held} mix the records of a batch; "
+                "use norm=instance, group or none"
+            )
         model = build(self.model, turn.shard.shape, turn.shard.classes)
         steps = count_private_steps(turn.ctx.mechanisms["dpsgd"], self.local_epochs)
         more: dict[str, Any] = {

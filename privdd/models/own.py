@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import importlib
 import inspect
 import math
 from collections.abc import Mapping
@@ -16,6 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
 from privdd.core.group_settings import INITS
+from privdd.core.user_modules import import_user_module
 from privdd.models.networks import Classifier, ModelSpec, Shape
 
 INITIALISED_LAYERS = (nn.Conv2d, nn.ConvTranspose2d, nn.Linear)  # layers that ``initial`` draws values for
@@ -100,8 +100,22 @@ class Example(nn.Module):
         return self.out(self.body(x))
 
 
+def _check_untied(spec: OwnModel, whole: nn.Module) -> None:
+    """Raises ValueError where two names hold one parameter or buffer, which a message would send twice."""
+    first: dict[int, str] = {}
+    named = (*whole.named_parameters(remove_duplicate=False), *whole.named_buffers(remove_duplicate=False))
+    for name, value in named:
+        other = first.setdefault(id(value), name)
+        if other != name:
+            raise ValueError(
+                f"model.target={spec.target}: {name} and {other} are one tensor (tied weights), which a message would send "
+                "twice; call one layer twice, or let each have weights of its own"
+            )
+
+
 def _check_layers(spec: OwnModel, whole: nn.Module) -> None:
     """Raises ValueError for layers that nobody here can start, and for a norm other than the one that was said."""
+    _check_untied(spec, whole)
     for name, part in whole.named_modules():
         own = [leaf for leaf, _ in (*part.named_parameters(recurse=False), *part.named_buffers(recurse=False))]
         if own and not isinstance(part, INITIALISED_LAYERS + NORM_LAYERS):
@@ -173,7 +187,7 @@ def import_object(key: str, text: str, needed: str) -> Any:
     if not module or not name.isidentifier():
         raise ValueError(f"{key}={text}: {needed}")
     try:
-        return getattr(importlib.import_module(module), name)
+        return getattr(import_user_module(module), name)
     except Exception as error:  # importing a module may raise anything
         raise ValueError(f"{key}={text}: {type(error).__name__}: {format_error(error)}") from None
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import roc_auc_score
 
-from attacks.external_scores import audit_scores, load_scores
+from attacks.external_scores import audit_scores, describe_arrays, load_scores
 from attacks.selftest import CoverageRow, main, run_selftest
 
 
@@ -81,6 +81,39 @@ def test_same_file_same_findings(tmp_path):
 def test_wrong_arrays_are_named(tmp_path, change, message):
     with pytest.raises(ValueError, match=message):
         load_scores(save(tmp_path, {**arrays("scores"), **change}))
+
+
+def test_bare_scores_come_from_a_csv_as_from_an_npz(tmp_path):
+    content = arrays("scores")
+    lines = [f"{int(inside)},{score!r}" for score, inside in zip(content["scores"].tolist(), content["member"])]
+    table = tmp_path / "scores.csv"
+    table.write_text("member, scores\n" + "\n".join(lines) + "\n")
+    mine, theirs = audit_scores(table)[0].measures, audit_scores(save(tmp_path, content))[0].measures
+    assert mine == theirs
+    table.write_text("member,scores\nTrue,1.5\nfalse,-2\n")
+    assert load_scores(table)["member"].tolist() == [1, 0]
+    for text, said in {
+        "": "not a readable .csv", "1,0.5\n": "holds columns", "scores,member\n1,1\nx,0\n": "record 1 .* is 'x,0'",
+        "scores,member\n1\n": "record 0", "scores,member\nnan,1\n": "NaN", "scores,member,extra\n1,1,1\n": "holds columns",
+    }.items():  # fmt: skip
+        table.write_text(text)
+        with pytest.raises(ValueError, match=said) as caught:
+            load_scores(table)
+        assert "\n" not in str(caught.value)
+
+
+def test_more_models_than_records_are_asked_about(tmp_path):
+    """Records by models is the usual mistake: 200 records of 17 models, the wrong way round."""
+    rng = np.random.default_rng(0)
+    signals, masks = rng.normal(size=(200, 17)), rng.random((200, 17)) < 0.5
+    with pytest.raises(ValueError, match=r"200 models and 17 records, more models than records; .* signals.T and masks.T"):
+        load_scores(save(tmp_path, {"signals": signals, "masks": masks}))
+    turned = load_scores(save(tmp_path, {"signals": signals.T, "masks": masks.T}))
+    assert describe_arrays(turned) == (
+        "Read as signals of 17 models (rows, the audited one first) for 200 records (columns)."
+    )
+    meant = load_scores(save(tmp_path, {"signals": signals, "masks": masks, "labels": np.zeros(17, int)}))
+    assert meant["signals"].shape == (200, 17)
 
 
 def test_wrong_files_are_refused(tmp_path):

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from attacks import images
 from attacks.images import LpipsTrunk, LpipsUnavailable, load_pretrained_trunk, read_flax_trunk, unpickle_arrays
-from privdd.data.readers import import_torchvision
+from privdd.core.user_modules import import_torchvision
 from tests.attacks.pictures import pictures, rng
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:torchvision.*")

@@ -13,7 +13,7 @@ from PIL import Image
 
 from privdd.cli.build import build_experiment
 from privdd.cli.compose import compose_config
-from privdd.data.readers import import_torchvision
+from privdd.core.user_modules import import_torchvision
 from privdd.federated.simulation import run_round, start_training
 from privdd.runtime.engine import Engine
 

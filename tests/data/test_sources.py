@@ -15,8 +15,9 @@ import torch
 from PIL import Image
 
 from privdd.core.rng import Keys
+from privdd.core.user_modules import import_torchvision
 from privdd.data import DataNotFound, load_dataset
-from privdd.data.readers import SYSTEM_FOLDER, import_torchvision, read_idx
+from privdd.data.readers import SYSTEM_FOLDER, read_idx
 
 FASHION = SYSTEM_FOLDER / "fashion-mnist"
 

@@ -20,6 +20,13 @@ X = torch.linspace(-2, 2, 40, dtype=torch.float64).reshape(20, 2)
 Y = (X[:, 0] > 0).long()
 
 
+class Named(nn.Module):
+    """Several outputs by name, as many public networks give them."""
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"features": x, "logits": x.repeat(1, 3)}
+
+
 def values_to_logits(values: Any, key: str, classes: int = 2) -> torch.Tensor:
     return Predictor(lambda _: values, key)(torch.zeros(len(values), 1), classes)
 
@@ -67,7 +74,8 @@ def test_a_module_is_asked_in_eval_mode_and_in_batches() -> None:
         (lambda x: np.full((len(x), 9), np.nan), "m: gives float64 .*; finite numbers"),
         (lambda x: np.zeros((1, 9)), r"m: gives \(1, 9\) for 2 records"),
         (lambda x: [[1], [2, 3]], "m: gives no array of numbers"),
-        (nn.LSTM(2, 9), "m: gives tuple; a tensor"),
+        (nn.LSTM(2, 9), r"m: gives tuple; a tensor .*def predict\(x\): return .*\[1\]"),
+        (Named(), r"m: gives dict; a tensor \(b, classes\) is needed \(features, logits\)\. .*def predict\(x\).*\['logits'\]"),
         (3, "m: a torch module, a scikit-learn estimator or a function is needed, got int"),
     ],
 )

@@ -46,13 +46,32 @@ def test_any_shape_and_kind_comes_through(tmp_path: Path) -> None:
         (X, np.eye(3)[Y], r"got \(30, 4\) and \(30, 3\); give y.argmax\(1\)"),
         (X, np.stack([Y % 2, Y % 2], 1), "a record has one class here"),
         (X, np.array([None, "a"] * 15, dtype=object), "y must hold a label for each record; some are missing"),
-        (pandas.DataFrame({"t": pandas.date_range("2020", periods=30)}), Y, "column t holds datetime64"),
+        (pandas.DataFrame({"t": pandas.timedelta_range("1h", periods=30)}), Y, "column t holds timedelta64"),
     ],
 )
 def test_a_wrong_array_is_one_line(x: Any, y: Any, said: str) -> None:
     with pytest.raises(BadConfig, match=said) as caught:
         records_from_arrays("target.train=a.npz", x, y)
     assert str(caught.value).startswith("target.train=a.npz") and "\n" not in str(caught.value)
+
+
+def test_dates_are_days_and_come_back() -> None:
+    dates = pandas.Series(pandas.date_range("1970-01-02 12:00", periods=30, freq="36h"))
+    dates[3] = pandas.NaT
+    table = pandas.DataFrame({"t": dates, "zone": dates.dt.tz_localize("Europe/Berlin"), "n": np.arange(30.0)})
+    found = records_from_arrays("target.train", table, Y)
+    assert found.x[:2, 0].tolist() == [1.5, 3.0] and bool(found.x[3, 0].isnan())
+    assert found.x[0, 1] == 1.5 - 1 / 24  # an hour before UTC
+    pandas.testing.assert_frame_equal(found.form.original_rows(found.x), table)
+
+
+def test_arrays_may_be_named_as_keras_names_them(tmp_path: Path) -> None:
+    np.savez(tmp_path / "keras.npz", x_train=X, y_train=Y, x_test=X[:5], y_test=Y[:5])
+    found = read_records("target.train", tmp_path / "keras.npz")
+    assert torch.equal(found.x, torch.from_numpy(X)) and found.y.tolist() == Y.tolist()
+    np.savez(tmp_path / "half.npz", x_train=X, labels=Y, x_test=X[:5])
+    with pytest.raises(BadConfig, match="found labels, x_test, x_train"):
+        read_records("target.train", tmp_path / "half.npz")
 
 
 def test_a_wrong_file_is_one_line(tmp_path: Path) -> None:

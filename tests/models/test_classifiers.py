@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from privdd.data.readers import import_torchvision
+from privdd.core.user_modules import import_torchvision
 from privdd.models import ModelSpec, build
 
 

@@ -57,6 +57,14 @@ class Table(Net):
         self.scale = nn.Parameter(torch.ones(2))
 
 
+class Tied(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(64, 64, bias=False)
+        self.second = nn.Linear(64, 64, bias=False)
+        self.second.weight = self.first.weight
+
+
 class Raises(Net):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.last(x)
@@ -65,7 +73,7 @@ class Raises(Net):
 @pytest.fixture(autouse=True)
 def named(monkeypatch: pytest.MonkeyPatch) -> None:
     module = types.ModuleType("my_nets")
-    for part in (Net, Batch, After, Drops, Table, Raises):
+    for part in (Net, Batch, After, Drops, Table, Tied, Raises):
         setattr(module, part.__name__, part)
     monkeypatch.setitem(sys.modules, "my_nets", module)
     build_skeleton.cache_clear()
@@ -108,6 +116,7 @@ def test_nobody_widens_it() -> None:
         ({"target": "my_nets:After"}, "its last linear layer has to be its last step"),
         ({"target": "my_nets:Drops"}, "drop draws from torch's global generator"),
         ({"target": "my_nets:Table"}, r"Table \(Table\) holds scale, whose first values are not known"),
+        ({"target": "my_nets:Tied"}, r"second.weight and first.weight are one tensor \(tied weights\)"),
         ({"target": "my_nets:Raises"}, r"cannot read records of shape \(1, 6, 6\)"),
         ({"target": "my_nets:Net", "args": 3}, "model.args=3: a mapping is needed"),
         ({"target": "my_nets:Net", "norm": "group"}, "model.norm='group': one of none, batch"),
