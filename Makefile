@@ -22,6 +22,7 @@ nightly: $(VENV)/.dev            ## hours: all tests, fuzzing, kills, all profil
 	for p in smoke default; do $(BIN)/python -m benchmarks.presets --preset $$p --timeout 7200 || exit 1; done
 	$(BIN)/python -m tests.fuzzing.run
 	$(BIN)/python -m tests.system.random_kills
+	$(BIN)/python -m tests.system.command_kills
 	$(BIN)/python -m privdd.selftest
 
 lint: $(VENV)/.dev               ## style
