@@ -187,6 +187,9 @@ CELLS = 20_000  # of a privacy loss distribution
 FINEST = 1e-4  # of its losses
 
 
+FAR = 3.0  # widths of discrete Gaussian noise
+
+
 def composed_epsilon(law: str, steps: np.ndarray, scale: np.ndarray, share: float, delta: float) -> float:
     """Epsilon at ``delta`` of independent numbers of a law of ``BY_NUMBER``, shifted by ``share`` of ``steps`` (k,) times
     their scale; of more than ``LEVELS`` different steps rounded down, which only lowers it."""
@@ -198,6 +201,11 @@ def composed_epsilon(law: str, steps: np.ndarray, scale: np.ndarray, share: floa
         return gaussian_epsilon(float(np.linalg.norm(steps)) * share, max(delta, TINY))
     if delta == 0 and law != "discrete gaussian":
         return total
+    if law == "discrete gaussian" and float(steps.max()) > FAR:
+        # a composition cuts such noise off, and has nothing left of it at the other side; one step of the lattice, of privacy
+        # loss shift / width^2, is more than it can differ from the normal law
+        mu = float(np.linalg.norm(steps)) * share
+        return max(0.0, gaussian_epsilon(mu, max(delta, TINY)) - float((steps / scale).max()))
     cell = max(FINEST, (total if law != "discrete gaussian" else 10 * total + float((steps**2).sum())) / CELLS)
     options = {"pessimistic_estimate": False, "value_discretization_interval": cell, "use_connect_dots": False}
     if law == "laplace":
@@ -586,5 +594,6 @@ def fit_scale(law: str, noise: np.ndarray) -> tuple[np.ndarray, float]:
         square = np.square(noise)
         error = float(square.std() / square.mean()) / 2 / math.sqrt(noise.size)
         return np.full(noise.shape[1], math.sqrt(float(square.mean()))), error
-    q = (math.sqrt(1 + mean**2) - 1) / mean  # of a mean size 2 q / (1 - q^2)
-    return np.full(noise.shape[1], -1 / math.log(q)), float(size.std()) / mean / math.sqrt(noise.size)
+    # the mean size is 2 q / (1 - q^2), q = exp(-1/s): q = sqrt(1 + 1/mean^2) - 1/mean, the exponential of -asinh(1/mean)
+    scale_of_all = 1 / math.asinh(1 / mean)
+    return np.full(noise.shape[1], scale_of_all), float(size.std()) / mean / math.sqrt(noise.size)

@@ -103,3 +103,20 @@ def test_an_excess_of_four_in_a_hundred_is_refuted_and_the_figure_is_printed() -
     found = check(_classic, stated={"epsilon": 8.0, "delta": 1e-5}, args={"epsilon": 8.0}, **asked)
     assert not found.refuted and found.exact is not None and found.exact.shift_l2 == pytest.approx(1.0)
     assert found.exact.low < 7.92 and "by its gaussian law and the largest shift" in found.says
+
+
+@pytest.mark.parametrize(("widths", "numbers"), [(4.0, 1), (20.0, 12), (20.0, 64)])
+def test_a_shift_far_beyond_discrete_noise_has_the_epsilon_of_its_sum(widths: float, numbers: int) -> None:
+    """By the privacy loss of one number on the lattice; of several, which add up to a wider shift, by the normal law."""
+    width = 50.0
+    found = composed_epsilon("discrete gaussian", np.full(numbers, widths), np.full(numbers, width), 1.0, 1e-5)
+    true = gaussian_epsilon(widths * math.sqrt(numbers), 1e-5)
+    if numbers == 1:
+        k = np.arange(-1000.0, 1000.0)
+        chance = np.exp(-(k**2) / (2 * width**2))
+        chance /= chance.sum()
+        shift = widths * width
+        loss = (shift**2 - 2 * k * shift) / (2 * width**2)  # ln of p(k) / p(k - shift)
+        excess = [np.sum(chance * np.maximum(0.0, 1 - np.exp(epsilon - loss))) for epsilon in (0.99 * true, 1.01 * true)]
+        assert excess[0] > 1e-5 > excess[1]
+    assert 0.98 * true < found <= true

@@ -44,7 +44,7 @@ def test_the_mechanism_under_review_is_refuted_with_a_script(
     (command,) = re.findall(r"^python -m privdd\.check (.*)$", text, re.M)
     (tmp_path / "fedx.py").write_text(code)
     monkeypatch.chdir(tmp_path)
-    assert main([*command.split(), "input.rows=[6,3]"]) == 2
+    assert main([*command.split(), "input.rows=[6,3]", "max_calls=40000"]) == 2
     assert "REFUTED" in capsys.readouterr().out
     assert (tmp_path / "fedx-check" / "reproduce.py").is_file()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -56,8 +57,9 @@ def randomised_response(rows: np.ndarray) -> np.ndarray:
     return np.where(keep, bits, ~bits).astype(float)
 
 
-def test_noise_whose_scale_follows_a_count_is_refuted_with_default_settings() -> None:
-    found = check(class_means, stated=PURE, kind="records")
+@pytest.mark.parametrize("settings", [{"max_calls": 40_000, "tried": SMALL}, {}], ids=["few calls", "default settings"])
+def test_noise_whose_scale_follows_a_count_is_refuted(settings: dict[str, Any]) -> None:
+    found = check(class_means, stated=PURE, kind="records", **settings)
     assert found.refuted, found.says
     assert "times as wide with the record as without it" in found.says
 
@@ -166,7 +168,7 @@ def test_seeds_and_generators_are_filled_with_fresh_ones(release: Callable[..., 
 
 
 def test_a_guessed_kind_accuses_nobody(tmp_path: Path) -> None:
-    sound = check(sound_with_a_seed, stated={"epsilon": 2.1, "delta": 1e-5}, **FEW)
+    sound = check(sound_with_a_seed, stated={"epsilon": 2.1, "delta": 1e-5}, **(FEW | {"max_calls": 8000}))
     assert not sound.refuted and "no source of randomness" not in sound.says and "kind=records, guessed" in sound.says
     bare = check(lambda rows, seed: rows.mean(0), stated={"epsilon": 2.1, "delta": 1e-5}, **FEW)
     assert bare.verdict == "not decided" and "kind=records was guessed" in bare.says
