@@ -5,9 +5,11 @@ Each class has one switch. Without a fault the audit is consistent; with one, a 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, ClassVar
 
 import dp_accounting as dpa
@@ -17,10 +19,12 @@ from torch import Tensor
 
 from attacks.types import Surface
 from privdd.api import Artifact, Keys, Lattice, Mechanism, Method, Output, Shard
-from privdd.federated.experiment import Experiment
+from privdd.auditing.findings import findings_json
+from privdd.auditing.pipeline import audit_experiment
 from privdd.privacy.noise import SeededNoise
-from privdd.selftest_faults.fault import PROFILES, Fault, FaultProfile
-from privdd.selftest_faults.mutation_score import TrialOutcome, run_trial
+from privdd.runtime.run_folder import RunFolder
+from privdd.selftest_faults.fault import PROFILES
+from tests.auditing.dp_tests.subjects import IdleAttack
 
 Q, Z, C = 0.25, 3.0, 1.0
 CLASSES = 10
@@ -176,27 +180,15 @@ class OwnMeans(Method):
         return torch.zeros(len(x), CLASSES)
 
 
-@dataclass(frozen=True)
-class Brought(FaultProfile):
-    """A small federation with a method and mechanisms of one's own in place of the shipped ones."""
-
-    method: Any = None
-    mechanisms: Any = None
-
-    def build_experiment(self, seed: int, *more: str) -> Experiment:
-        made = super().build_experiment(seed, *more)
-        plan = replace(made.plan, method=self.method or made.plan.method, mechanisms=self.mechanisms)
-        return replace(made, plan=plan)
-
-
-NOTHING = Fault("brought", "in the class itself", nullcontext)  # type: ignore[arg-type]
-OS = Fault("brought", "in the class itself", nullcontext, settings=("privacy.noise_source=os",))  # type: ignore[arg-type]
-
-
-def of(mechanism: str = "", method: str = "", *, planted: Fault | None = NOTHING) -> TrialOutcome:
-    like = PROFILES["fedavg_dpsgd"]
+def audit_of(mechanism: str = "", method: str = "", *more: str) -> tuple[str, list[str]]:
+    """(verdict, notes of the findings that refute) of a small federation with a method and mechanisms of one's own."""
+    made = PROFILES["fedavg_dpsgd"].build_experiment(0, *more)
     mechanisms = {"sums": OwnSum(mechanism), "count": OwnSum(sampling_probability=1.0)}
-    return run_trial(Brought("brought", like.settings, like.has, method=OwnMeans(method), mechanisms=mechanisms), planted, 0)
+    experiment = replace(made, plan=replace(made.plan, method=OwnMeans(method), mechanisms=mechanisms))
+    with TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        result = findings_json(audit_experiment(experiment, {"idle": IdleAttack()}, RunFolder(Path(folder))))
+    return result["verdict"], [row["note"] for row in result["findings"] if row.get("refutes")]
 
 
 MECHANISM_FAULTS = [
@@ -214,29 +206,24 @@ METHOD_FAULTS = [
 
 
 def test_sound_ones_are_consistent() -> None:
-    outcome = of(planted=None)
-    assert outcome.is_as_expected, (outcome.verdict, outcome.tiers, outcome.says, outcome.error)
+    assert audit_of() == ("consistent", [])
 
 
 @pytest.mark.parametrize("rule", RECORD_RULES)
 def test_a_method_may_leave_records_out_by_what_each_is(rule: str) -> None:
-    outcome = of(method=rule)
-    assert outcome.verdict == "consistent" and not outcome.is_caught, (outcome.verdict, outcome.says, outcome.error)
+    assert audit_of(method=rule) == ("consistent", [])
 
 
 @pytest.mark.parametrize("fault", MECHANISM_FAULTS)
 def test_a_mechanism_with_a_fault_is_a_contradiction(fault: str) -> None:
-    outcome = of(mechanism=fault)
-    assert outcome.verdict == "contradiction", (outcome.says, outcome.error)
+    assert audit_of(mechanism=fault)[0] == "contradiction"
 
 
 @pytest.mark.parametrize("fault", METHOD_FAULTS)
 def test_a_method_with_a_fault_is_a_contradiction(fault: str) -> None:
-    outcome = of(method=fault)
-    assert outcome.verdict == "contradiction", (outcome.says, outcome.error)
+    assert audit_of(method=fault)[0] == "contradiction"
 
 
 @pytest.mark.parametrize(("mechanism", "method"), [("its own public stream", ""), ("", "public coins")])
 def test_public_streams_are_a_contradiction_where_the_operating_system_is_stated(mechanism: str, method: str) -> None:
-    outcome = of(mechanism, method, planted=OS)
-    assert outcome.verdict == "contradiction", (outcome.says, outcome.error)
+    assert audit_of(mechanism, method, "privacy.noise_source=os")[0] == "contradiction"
