@@ -492,5 +492,5 @@ def analyst_view(run: FinishedRun, reads: NoisedSumScores, round: int) -> tuple[
     worlds = Worlds(signals, reads.masks, blind, candidates.y, records=candidates.x, kinds=game.kinds)
     surface = guarantee_subject(run, run.experiment.audit_settings.confidence).surface_of(name)
     asked = ", ".join(n for n in run.plan.mechanisms if n in run.plan.method.queries)
-    view = View(surface, Adversary.ANALYST, (), run.adversary_knowledge(round), worlds, asked)
+    view = View(surface, Adversary.ANALYST, (), run.adversary_knowledge(round), worlds, message=asked)
     return view, run.ground_truth(), ANALYST_NOTE
