@@ -26,6 +26,7 @@ from privdd.auditing.signal_extraction import (
     extract_signals,
     missing_hooks,
     missing_map_hooks,
+    signal_group,
 )
 from privdd.auditing.upload_schema import upload_faults
 from privdd.core.group_settings import Relation
@@ -288,8 +289,11 @@ def _signal_faults(
     except UnreadableUpload as error:
         yield f"round {round}: {error}"
         return
-    for surface in {plan.method.uploads[name] for name in sent.values} - {Surface.COUNTS, Surface.LABELS}:
-        own = [value for key, value in signals.items() if key.startswith(f"{surface}|")]
+    for name in sent.values:
+        surface, group = plan.method.uploads[name], signal_group(plan.method, name)
+        if surface in (Surface.COUNTS, Surface.LABELS):
+            continue
+        own = [value for key, value in signals.items() if key.startswith(f"{group}|")]
         mine = [value.flatten(1) if value.ndim > 1 else value for value in own]
         if not any(bool((value != value[:1]).any()) for value in mine):
             yield f"round {round}: every signal of surface {surface} is the same for all records"

@@ -235,7 +235,7 @@ def group_replays(worlds: int, size: int) -> list[range]:
     return [group for group in groups if len(group)]
 
 
-SIGNALS_VERSION = b"2"  # of how signals are read: replays that another version read are read anew
+SIGNALS_VERSION = b"3"  # of how signals are read: replays that another version read are read anew
 
 
 def replay_cache_key(plan: Plan, chain: Sequence[Snapshot], game: MembershipGame, config: str) -> str:

@@ -371,7 +371,7 @@ def coefficients_in_means(adversary: AdversaryView, inside: Tensor, labels: Tens
 
 
 POPULATION_RECORDS = 200  # public records on which RMIA compares a record's ratio with others'
-Signals = dict[str, Tensor]  # "surface|signal" -> (n,)
+Signals = dict[str, Tensor]  # "surface|signal" (``signal_group``) -> (n,)
 
 
 class UnreadableUpload(ValueError):
@@ -617,8 +617,16 @@ SIGNAL_READERS: Mapping[Surface, SignalReader] = {
 }
 
 
+def signal_group(method: Method, name: str) -> str:
+    """What the names of a message's signals begin with: its surface, and its own name where it is not the first message that the
+    method declares on that surface."""
+    surface = method.uploads[name]
+    first = next(other for other, of in method.uploads.items() if of == surface)
+    return str(surface) if name == first else f"{surface}:{name}"
+
+
 def extract_signals(adversary: AdversaryView, values: Values) -> Signals:
-    """Every surface among ``values`` (one client's upload) gets at least one signal, unless waived and unreadable.
+    """Every message among ``values`` (one client's upload) gets at least one signal, unless waived and unreadable.
     Raises UnreadableUpload where no signal could depend on the record."""
     adversary, values = adversary.on_device, to_device(values, adversary.problem.device)
     found: Signals = {}
@@ -628,5 +636,5 @@ def extract_signals(adversary: AdversaryView, values: Values) -> Signals:
             if str(surface) in adversary.waived and missing_hooks(adversary.method, surface):
                 continue
             for signal, scores in SIGNAL_READERS[surface](adversary, name, value, values).items():
-                found[f"{surface}|{signal}"] = scores.float()
+                found[f"{signal_group(adversary.method, name)}|{signal}"] = scores.float()
     return to_device(found, "cpu")

@@ -21,7 +21,7 @@ from privdd.auditing.replay import (
     replay_context,
     uploads_seen_by_server,
 )
-from privdd.auditing.signal_extraction import AdversaryView
+from privdd.auditing.signal_extraction import AdversaryView, signal_group
 from privdd.core.types import Records, Shard, State, Tensors, pack
 from privdd.federated.experiment import Experiment
 from privdd.federated.method import Method
@@ -181,29 +181,30 @@ def _single_record_views(run: FinishedRun) -> Iterator[tuple[View, Truth, str]]:
 def client_views(
     run: FinishedRun, round: int, stacked: Mapping[str, Tensor], rounds: Mapping[str, Tensor] | None = None
 ) -> Iterator[View]:
-    """One view for each surface that the audited client sent in ``round``, as the server holds it. rounds: the same
+    """One view for each message that the audited client sent in ``round``, as the server holds it. rounds: the same
     signals in all replayed rounds, (K, n, R)."""
     snapshot = run.progress.snapshots[round]
     knowledge = run.adversary_knowledge(round)
-    for surface in dict.fromkeys(run.plan.method.uploads[name] for name in snapshot.sent):
-        read = any(key.startswith(f"{surface}|") for key in stacked)  # not where it is waived and unreadable
-        worlds = signals_to_worlds(stacked, str(surface), run.game, run.public_records, rounds) if read else None
-        captures = tuple(_surface_captures(run, snapshot, surface))
+    for name in snapshot.sent:
+        surface, group = run.plan.method.uploads[name], signal_group(run.plan.method, name)
+        read = any(key.startswith(f"{group}|") for key in stacked)  # not where it is waived and unreadable
+        worlds = signals_to_worlds(stacked, group, run.game, run.public_records, rounds) if read else None
+        captures = (_capture_message(run, snapshot, name),)
         if surface in MAPPED_SURFACES:
             same_map = _rounds_with_same_map(run, round)
-            captures += tuple(c for other in same_map for c in _surface_captures(run, other, surface))
-        others = tuple(_views_of_other_rounds(run, round, surface)) if surface in ROW_SURFACES else ()
+            captures += tuple(_capture_message(run, other, name) for other in same_map if name in other.sent)
+        others = tuple(_views_of_other_rounds(run, round, name)) if surface in ROW_SURFACES else ()
         yield View(surface, Adversary.SERVER, captures, knowledge, worlds, others)
 
 
-def _views_of_other_rounds(run: FinishedRun, round: int, surface: Surface) -> Iterator[View]:
-    """The surface in the other kept rounds of the phase, each with what its adversary knew then."""
-    snapshots = run.progress.snapshots
+def _views_of_other_rounds(run: FinishedRun, round: int, name: str) -> Iterator[View]:
+    """The message in the other kept rounds of the phase, each with what its adversary knew then."""
+    surface, snapshots = run.plan.method.uploads[name], run.progress.snapshots
     for t, snapshot in snapshots.items():
-        captures = tuple(_surface_captures(run, snapshot, surface))
-        if t != round and snapshot.phase == snapshots[round].phase and captures:
+        if t != round and snapshot.phase == snapshots[round].phase and name in snapshot.sent:
             knowledge = run.adversary_knowledge(t)
             model = knowledge.model if surface == Surface.PROTOTYPES else None  # nobody else asks for it here
+            captures = (_capture_message(run, snapshot, name),)
             yield View(surface, Adversary.SERVER, captures, replace(knowledge, model=model))
 
 
@@ -224,20 +225,19 @@ def _rounds_with_same_map(run: FinishedRun, round: int) -> Iterator[Snapshot]:
             yield snapshots[t]
 
 
-def _surface_captures(run: FinishedRun, snapshot: Snapshot, surface: Surface) -> Iterator[Capture]:
-    """The surface's artifacts; models as whole prefix-free states, images beside their labels."""
+def _capture_message(run: FinishedRun, snapshot: Snapshot, name: str) -> Capture:
+    """A message as the server holds it; models as whole prefix-free states, images beside their labels."""
     method, adversary = run.plan.method, run.adversary_view(snapshot.round)
-    for name, value in snapshot.sent.items():
-        if method.uploads[name] != surface:
-            continue
-        broadcast: Tensors = {}
-        if surface == Surface.UPDATE:
-            state = adversary.state_of_upload(name, value)
-            if state is not None and adversary.broadcast_state is not None:
-                value, broadcast = {**state, **_batch_norm_statistics(method, snapshot.sent)}, adversary.broadcast_state
-        elif "labels" in snapshot.sent and name != "labels":
-            value = {**value, **snapshot.sent["labels"]}
-        yield Capture(snapshot.round, run.plan.victim, name, value, broadcast)
+    value = snapshot.sent[name]
+    broadcast: Tensors = {}
+    if method.uploads[name] == Surface.UPDATE:
+        state = adversary.state_of_upload(name, value)
+        if state is not None and adversary.broadcast_state is not None:
+            value = {**state, **_batch_norm_statistics(method, snapshot.sent)}
+            broadcast = adversary.broadcast_state
+    elif "labels" in snapshot.sent and name != "labels":
+        value = {**value, **snapshot.sent["labels"]}
+    return Capture(snapshot.round, run.plan.victim, name, value, broadcast)
 
 
 def _batch_norm_statistics(method: Method, sent: Mapping[str, Tensors]) -> Tensors:
