@@ -51,6 +51,7 @@ def select_spread_rounds(rounds: Sequence[int], most: int) -> list[int]:
 
 
 DROPPED_REPLY = "dropped reply"
+UNDECLARED_ARRIVAL = "arrived, and the method declares no such message"
 
 
 @dataclass(frozen=True)
@@ -275,6 +276,8 @@ def run_round(
         written = ledger.append(link_to_broadcast(rows, len(ledger), progress.sent_ids), absolute=True)
         if isinstance(received, DroppedClient):  # nothing of it is used, so nothing that the server sends depends on it
             continue
+        if strange := sorted(received.values.keys() - plan.method.uploads.keys()):
+            raise ValueError(f"round {t}, client {received.client}: {strange[0]!r} {UNDECLARED_ARRIVAL}")
         ids.extend(written)
         inbox.append(received)
         memories[received.client] = memory

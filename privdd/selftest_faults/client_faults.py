@@ -17,6 +17,7 @@ from privdd.auditing.dp_tests.instrumentation import InstrumentedContext, value_
 from privdd.core.types import Artifact, Received, Records, Shard, State, Tensors, Upload, Work
 from privdd.distillation import feature_split
 from privdd.federated import channel
+from privdd.federated.simulation import UNDECLARED_ARRIVAL
 from privdd.methods import dp_psg, fedavg, fedrd
 from privdd.selftest_faults.fault import (
     METHODS_WITH_LOCAL,
@@ -353,11 +354,10 @@ def _send_extra_tensor(of: channel.Channel, upload: Upload, ctx: Any, received: 
 
 def _send_clean_value(of: channel.Channel, upload: Upload, ctx: Any, received: Received) -> Received:
     """Uploads of mechanisms travel as they were before noise; the rows are those of the noised ones."""
-    bare = {
-        name: channel.detach_copy(value_before_noise(of.mechanisms[name], upload[name].value))
-        for name in received.values
-        if name in of.mechanisms
-    }
+    bare = {}
+    for name in received.values.keys() & of.mechanisms.keys():
+        clean = channel.detach_copy(value_before_noise(of.mechanisms[name], upload[name].value))
+        bare[name] = {key: tensor.to(received.values[name][key].dtype) for key, tensor in clean.items()}
     return replace(received, values={**received.values, **bare})
 
 
@@ -395,7 +395,7 @@ WIRE_FAULTS = (
     Fault("records_copied", "one released image or representation in three is a record as it is", combine_patches(_copy_records_of_one, _copy_records_of_several), ("labels",)),
     Fault("release_ignored", "local work goes on with the value before noise", _use_clean_value, NEEDS_RECORDS),
     Fault("clean_sent", "the noised value is entered, the clean one travels", _patch_send(_send_clean_value), ("channel",)),
-    Fault("extra_tensor", "a tensor travels that no row tells of", _patch_send(_send_extra_tensor)),
+    Fault("extra_tensor", "a tensor travels that no row tells of", _patch_send(_send_extra_tensor), refusal=UNDECLARED_ARRIVAL),
     Fault("absent_class_skipped", "a class without records is not released", _skip_absent_class, ("classes",)),
     Fault("steps_by_count", "one step more where the number of records is odd", combine_patches(_add_step_if_odd, _add_read_if_odd), ("steps",)),
 )  # fmt: skip
