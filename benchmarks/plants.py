@@ -8,22 +8,12 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
-from privdd.selftest_faults.command_trial import CommandResult, run_audit_command
-from privdd.selftest_faults.fault import FaultProfile, select_profiles
-from privdd.selftest_faults.mutation_score import select_faults
-
-PLANTS: Mapping[str, str] = {"no noise": "noise:missing/all/every/all/all", "half the noise": "noise:half/all/every/all/all"}
-CHEAPEST = ("data.limit=60", "data.test_limit=20", "partition.clients=2", "audit.records=8")
-
-
-def audit_with_plant(profile: FaultProfile, plant: str, folder: Path, *more: str) -> CommandResult:
-    """The audit of a profile with one of ``PLANTS`` in force; more: settings, the last one wins."""
-    (fault,) = select_faults(PLANTS[plant])
-    with fault.plant():
-        return run_audit_command(folder, (*profile.settings_of_run(0), *CHEAPEST, *more))
+from privdd.selftest_faults.command_trial import CommandResult
+from privdd.selftest_faults.fault import select_profiles
+from privdd.selftest_faults.mutation_score import NOISE_PLANTS, audit_with_plant
 
 
 def audit_profiles(names: str) -> Iterator[tuple[str, str, CommandResult]]:
@@ -32,7 +22,7 @@ def audit_profiles(names: str) -> Iterator[tuple[str, str, CommandResult]]:
         if why := profile.reason_unavailable():
             print(f"{profile.name}: not run: {why}", file=sys.stderr)
             continue
-        for plant in PLANTS:
+        for plant in NOISE_PLANTS:
             with tempfile.TemporaryDirectory() as folder:
                 yield profile.name, plant, audit_with_plant(profile, plant, Path(folder) / "run")
 

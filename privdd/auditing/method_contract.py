@@ -17,7 +17,7 @@ from torch import Tensor
 from attacks.inversion.labels import CLASS_SURFACES, sent_class_counts
 from attacks.types import Finding, Surface
 from privdd.auditing.coverage import MESSAGES_PART
-from privdd.auditing.dp_tests.instrumentation import Leak, compare_traces, trace_round, zero_out_others
+from privdd.auditing.dp_tests.instrumentation import MessageLeak, compare_traces, trace_round, zero_out_others
 from privdd.auditing.dp_tests.non_interference_test import INTERFERENCE_TEST
 from privdd.auditing.dp_tests.statement import GuaranteeSubject
 from privdd.auditing.signal_extraction import (
@@ -272,7 +272,7 @@ def _interference_faults(trial: CheckedRound, other: Shard) -> Iterator[tuple[st
         try:
             found = list(compare_traces(own, trace_round(plan, *at, one, own.outputs)))
         except TranscriptEnded:
-            found = [Leak("how often mechanisms are applied depends on the records")]
+            found = [MessageLeak("how often mechanisms are applied depends on the records")]
         yield from ((f"round {trial.round}: {leak.says}", leak.message) for leak in found)
 
 

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import io
 import json
-import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from collections.abc import Mapping, Sequence
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import hydra._internal.hydra as hydra_start
-import hydra.core.utils as hydra_job
-
-from privdd.cli.run import run_audit
+from privdd.cli.in_process import run_audit_in_process
 from privdd.reporting import figures
 from privdd.reporting.schema import Verdict
 from privdd.reporting.terminal import EXIT_CONTRADICTED
@@ -69,17 +65,12 @@ class CommandResult:
 
 def run_audit_command(folder: Path, settings: Sequence[str]) -> CommandResult:
     """``python -m privdd.audit`` with ``settings`` into ``folder``, in this process, in which a fault may be planted."""
-    from privdd.cli.main import main as run_command
-
     began, output, errors = time.monotonic(), io.StringIO(), io.StringIO()
-    argv = ["privdd-audit", *settings, f"hydra.run.dir={folder}"]
-    quiet = swap_attributes(
-        (hydra_start, "configure_log", _do_nothing),  # it would close the handlers of this process
-        (hydra_job, "configure_log", _do_nothing),
-        (figures, "save_figure", _do_nothing),  # files beside the page, which take longer than all tests
-    )
-    with quiet, _command_line(argv), redirect_stdout(output), redirect_stderr(errors):
-        status = run_command("audit", run_audit)
+    no_files = swap_attributes(
+        (figures, "save_figure", _do_nothing)
+    )  # beside the page: they take longer than all tests
+    with no_files, redirect_stdout(output), redirect_stderr(errors):
+        status = run_audit_in_process([*settings, f"hydra.run.dir={folder}"])
     seconds = round(time.monotonic() - began, 1)
     lines = [line for line in errors.getvalue().splitlines() if line.strip()]
     error = lines[-1] if status == 1 and lines else ""
@@ -105,13 +96,3 @@ def _do_nothing(*given: Any, **named: Any) -> None:
 
 def _describe_refutation(row: Mapping[str, Any]) -> tuple[str, str, str]:
     return row["attack"], row.get("message", ""), row.get("note", "")
-
-
-@contextmanager
-def _command_line(argv: Sequence[str]) -> Iterator[None]:
-    before = sys.argv
-    sys.argv = list(argv)
-    try:
-        yield
-    finally:
-        sys.argv = before

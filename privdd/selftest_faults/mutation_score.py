@@ -228,6 +228,24 @@ class TrialPlan:
         return wire or _method_errors(build_experiment(compose_config("audit", self.settings)))
 
 
+# The faults by which any verdict is checked, and settings as small as they still show in.
+NOISE_PLANTS: Mapping[str, str] = {
+    "no noise": "noise:missing/all/every/all/all",
+    "half the noise": "noise:half/all/every/all/all",
+}
+SMALLEST_RUN = ("data.limit=60", "data.test_limit=20", "partition.clients=2", "audit.records=8")
+
+
+def audit_with_plant(profile: FaultProfile, plant: str, folder: Path) -> CommandResult:
+    """The smallest audit of a profile by the command, with one of ``NOISE_PLANTS`` in force; plant: "" for none."""
+    settings = (*profile.settings_of_run(0), *SMALLEST_RUN)
+    if not plant:
+        return run_audit_command(folder, settings)
+    (fault,) = select_faults(NOISE_PLANTS[plant])
+    with fault.plant():
+        return run_audit_command(folder, settings)
+
+
 def _tier_of_test(test: str) -> str:
     """t1_sensitivity -> "T1 sensitivity"."""
     tier, _, name = test.partition("_")

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.plants import PLANTS, audit_with_plant
 from privdd.selftest_faults.fault import PROFILES
+from privdd.selftest_faults.mutation_score import NOISE_PLANTS, audit_with_plant
 from tests import stand_in_weights
 
 stand_in_weights.install()
 
 
-@pytest.mark.parametrize("plant", PLANTS)
+@pytest.mark.parametrize("plant", NOISE_PLANTS)
 @pytest.mark.parametrize("profile", PROFILES)
 def test_too_little_noise_ends_with_status_2(profile: str, plant: str, tmp_path: Path) -> None:
     result = audit_with_plant(PROFILES[profile], plant, tmp_path / "run")

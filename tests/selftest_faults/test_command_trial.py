@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
+import sys
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
@@ -13,16 +15,15 @@ from attacks.types import Surface
 from privdd import gate
 from privdd.auditing import verdicts
 from privdd.auditing.dp_tests.statement import GuaranteeSubject
-from privdd.selftest_faults.command_trial import CommandResult, run_audit_command
+from privdd.cli.in_process import run_audit_in_process
+from privdd.selftest_faults.command_trial import CommandResult
 from privdd.selftest_faults.fault import PROFILES
-from privdd.selftest_faults.mutation_score import run_trial, select_faults
+from privdd.selftest_faults.mutation_score import NOISE_PLANTS, audit_with_plant, run_trial, select_faults
 from privdd.verification.run_folder import load_run
 from tests import stand_in_weights
 
 stand_in_weights.install()
 
-CHEAPEST = ("data.limit=60", "data.test_limit=20", "partition.clients=2", "audit.records=8")
-PLANTS = {"no noise": "noise:missing/all/every/all/all", "half of the noise": "noise:half/all/every/all/all"}
 SURFACES = {  # a profile for each class of mechanism and each surface that it leads to -> what must be contradicted
     "dp_head": {"gradient (client)", "global_model (server)"},
     "dp_means": {"prototypes (client)", "global_model (server)"},
@@ -31,15 +32,6 @@ SURFACES = {  # a profile for each class of mechanism and each surface that it l
     "feddm_dp": {"synthetic_images (client)", "labels (client)", "global_model (server)"},
     "fedfed_dp": {"features (client)", "shared_features (server)"},
 }
-
-
-def audit(folder: Path, profile: str, plant: str = "") -> CommandResult:
-    settings = (*PROFILES[profile].settings_of_run(0), *CHEAPEST)
-    if not plant:
-        return run_audit_command(folder, settings)
-    (fault,) = select_faults(PLANTS[plant])
-    with fault.plant():
-        return run_audit_command(folder, settings)
 
 
 def check_agreement(result: CommandResult, tmp_path: Path) -> None:
@@ -58,10 +50,10 @@ def check_agreement(result: CommandResult, tmp_path: Path) -> None:
     load_run(result.folder)  # raises Unverified where the numbers and verdicts do not follow from the folder
 
 
-@pytest.mark.parametrize("plant", PLANTS)
+@pytest.mark.parametrize("plant", NOISE_PLANTS)
 @pytest.mark.parametrize("profile", SURFACES)
 def test_too_little_noise_ends_with_status_2_and_contradicts_every_surface_behind(profile: str, plant: str, tmp_path: Path) -> None:
-    result = audit(tmp_path / "run", profile, plant)
+    result = audit_with_plant(PROFILES[profile], plant, tmp_path / "run")
     assert result.is_contradicted, (result.status, result.first_line, result.error, result.surfaces)
     contradicted = {surface for surface, verdict in result.surfaces.items() if verdict == "contradiction"}
     assert SURFACES[profile] <= contradicted, result.surfaces
@@ -69,7 +61,7 @@ def test_too_little_noise_ends_with_status_2_and_contradicts_every_surface_behin
 
 
 def test_a_healthy_run_ends_with_status_0_and_all_of_it_is_consistent(tmp_path: Path) -> None:
-    result = audit(tmp_path / "run", "dp_means")
+    result = audit_with_plant(PROFILES["dp_means"], "", tmp_path / "run")
     assert result.is_consistent, (result.status, result.first_line, result.error, result.surfaces)
 
 
@@ -80,9 +72,16 @@ def test_filing_by_a_rule_of_names_again_is_caught(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(
         verdicts, "accused_releases", lambda ledger, finding: {row.id for row in ledger.releases if row.surface == str(finding.surface)}
     )
-    (fault,) = select_faults(PLANTS["no noise"])
+    (fault,) = select_faults(NOISE_PLANTS["no noise"])
     outcome = run_trial(PROFILES["dp_means"], fault, 0)
     assert not outcome.is_caught and "differs" in outcome.error and outcome.status == 2, outcome
-    result = audit(tmp_path / "run", "dp_means", "no noise")
+    result = audit_with_plant(PROFILES["dp_means"], "no noise", tmp_path / "run")
     assert result.status == 2 and not result.is_contradicted
     assert "This is an error of privdd itself" in (result.folder / "report.html").read_text()
+
+
+def test_a_command_in_this_process_leaves_arguments_and_logging_as_they_were(capsys: pytest.CaptureFixture[str]) -> None:
+    before, handlers = list(sys.argv), list(logging.getLogger().handlers)
+    assert run_audit_in_process(["algo=nothing"]) == 1
+    assert "algo" in capsys.readouterr().err.splitlines()[-1]
+    assert sys.argv == before and logging.getLogger().handlers == handlers

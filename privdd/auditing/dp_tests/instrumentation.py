@@ -397,44 +397,44 @@ def protected_rows(rows: Sequence[LedgerRow]) -> list[LedgerRow]:
 
 
 @dataclass(frozen=True)
-class Leak:
+class MessageLeak:
     """What tells two data sets apart, in words. message: the name of the message or query that tells it; "" = all together."""
 
     says: str
     message: str = ""
 
 
-def compare_traces(one: RoundTrace, other: RoundTrace) -> Iterator[Leak]:
+def compare_traces(one: RoundTrace, other: RoundTrace) -> Iterator[MessageLeak]:
     """What tells the records of two turns with the same mechanism outputs apart."""
     asked = [[(name, cell) for name, cell, _ in turn.releases] for turn in (one, other)]
     before, after = protected_rows(one.rows), protected_rows(other.rows)
     if asked[0] != asked[1]:
-        yield Leak("how often mechanisms are applied, or in which order, depends on the records")
+        yield MessageLeak("how often mechanisms are applied, or in which order, depends on the records")
         return
     names = [[row.name for row in rows] for rows in (before, after)]
     if names[0] != names[1]:
         lone = sorted(set(names[0]) ^ set(names[1]))
         says = f"whether {lone[0]!r} is sent, or is private, depends on the records" if lone else ORDER_DEPENDS
-        yield Leak(says, lone[0] if lone else "")
+        yield MessageLeak(says, lone[0] if lone else "")
         return
     for row, again in zip(before, after):
         differing = [f.name for f in fields(LedgerRow) if getattr(row, f.name) != getattr(again, f.name)]
         if isinstance(row.event, UNPROTECTED_EVENTS) and differing:
             claim = "private" if row.why == POST_PROCESSING else "public"
-            yield Leak(f"{row.name!r} claims to be {claim} and depends on the records", row.name)
+            yield MessageLeak(f"{row.name!r} claims to be {claim} and depends on the records", row.name)
         elif differing:
             says = f"the ledger row of {row.name!r} tells about the records, in {', '.join(differing)}"
-            yield Leak(says, row.name)
+            yield MessageLeak(says, row.name)
     told = [name for (name, _, a), (_, _, b) in zip(one.releases, other.releases) if a != b]
     told += [name for (name, a), (_, b) in zip(one.protected_message, other.protected_message) if a != b]
     for name in dict.fromkeys(told):
-        yield Leak(f"the order, types or shapes of the tensors of {name!r} depend on the records", name)
+        yield MessageLeak(f"the order, types or shapes of the tensors of {name!r} depend on the records", name)
 
 
 @dataclass(frozen=True)
 class RecordDependence:
     """What a round told about the records. with_other: the name of the data set that showed it; broken: the method did not
-    run on that data, which is not looked at any further; message: as of ``Leak``."""
+    run on that data, which is not looked at any further; message: as of ``MessageLeak``."""
 
     round: int
     with_other: str

@@ -26,8 +26,8 @@ from privdd.auditing.dp_tests.instrumentation import (
     MAX_CHANGE,
     MIN_NORM,
     EnoughReleases,
-    Leak,
     MemoryHistory,
+    MessageLeak,
     RecordedRelease,
     SeenContributions,
     clean_numbers,
@@ -399,7 +399,7 @@ def pair_with_guest(plan: Plan, shard: Shard, records: Records, guest: Records) 
     return _pair_of_shards(plan, shard, records, Records.concat([records, named]), named)
 
 
-def _list_differences(plan: Plan, out: Upload | None, inside: Upload | None) -> Iterator[Leak]:
+def _list_differences(plan: Plan, out: Upload | None, inside: Upload | None) -> Iterator[MessageLeak]:
     """What is sent as if it were post-processing or public, and yet is not the same; None: a round that was not run to its end."""
     if out is None or inside is None:
         return
@@ -409,13 +409,13 @@ def _list_differences(plan: Plan, out: Upload | None, inside: Upload | None) -> 
             mechanism, is_secret = plan.mechanisms[name], plan.relation == "add_remove"
             forms = {message_form(mechanism(side.value, ZERO_NOISE).value) for side in sides if side and is_secret}
             if len(forms) > 1:
-                yield Leak(f"the size of {name!r} tells how many records there are", name)
+                yield MessageLeak(f"the size of {name!r} tells how many records there are", name)
             continue
         free = [side is not None and (side.private or bool(side.public)) for side in sides]
         if any(free) and not all(free):
-            yield Leak(f"whether {name!r} is sent, or is private, depends on the records", name)
+            yield MessageLeak(f"whether {name!r} is sent, or is private, depends on the records", name)
         elif all(free) and sides[0] and sides[1] and not _is_identical(sides[0].value, sides[1].value):
-            yield Leak(f"{name!r} is sent as post-processing and depends on the records in another way", name)
+            yield MessageLeak(f"{name!r} is sent as post-processing and depends on the records in another way", name)
 
 
 def _is_identical(a: Tensors, b: Tensors) -> bool:
