@@ -1,6 +1,6 @@
 """How many faults of the corpus does the check find, how many twins does it accuse, and what does counting alone find?
 
-    python -m benchmarks.conformance [only=NAME,...] [side=fault|twin] [seconds=45] [beside=no] [out=FILE.json]
+    python -m benchmarks.conformance [only=NAME,...] [side=fault|twin] [calls=N] [beside=no] [out=FILE.json]
 
 Beside it a plain black-box test: one natural pair of neighbours (a record of norm 1000, spread evenly, against its absence),
 2 x 20,000 transcripts, Fisher's direction, Clopper-Pearson (``attacks.certificates.bound_from_runs``); beside=no leaves it out.
@@ -25,7 +25,8 @@ from privdd.core.validation import BadConfig
 from tests.conformance.cases import CASES, Case
 
 PLAIN = 20_000  # calls a side
-SIDES, KNOWN = ("fault", "twin"), ("only", "side", "seconds", "beside", "out")
+SIDES = ("fault", "twin")
+KNOWN = ("only", "side", "calls", "beside", "out")
 
 
 def plain(case: Case, f: Any) -> float:
@@ -81,7 +82,7 @@ def main(argv: list[str]) -> int:
     rows = []
     for case in (case for case in CASES if case.name in wanted):
         for side, f in ((s, case.faulty if s == "fault" else case.twin) for s in sides):
-            result = check(f, **case.asked(), seconds=float(given.get("seconds", 45)))
+            result = check(f, **case.asked(), max_calls=int(given["calls"]) if "calls" in given else None)
             beside = given.get("beside") != "no" and plain(case, f) > result.stated.refutation_limit
             rows.append({"name": case.name, "side": side, "refuted": result.refuted, "plain": beside,
                          "seconds": result.seconds, "certified": result.certified})  # fmt: skip
