@@ -44,7 +44,7 @@ def test_check_method_says_which_hooks_would_let_attacks_read() -> None:
     with pytest.warns(UnmappedUpload, match=f"prototypes: without a map .* define {HOOKS}"):
         check_method(StrangersFedProto())
     with warnings.catch_warnings():
-        warnings.simplefilter("error")
+        warnings.simplefilter("error", UnmappedUpload)
         for method in (MappedFedProto(), StrangersFedCGS(), StrangersFedDM()):
             check_method(method)
 
