@@ -236,7 +236,7 @@ def _nearest_leaks(rows: Sequence[FindingRow]) -> list[LeakResult]:
 def picture_phrase(row: FindingRow, brief: bool = False) -> str:
     """A reconstruction's result as a predicate: the one wording of decision, table, sentence and card. brief: for the table."""
     seen, closer = row.pictures, finding_selection.rebuilds_records(row)
-    can, cannot, guess = _picture_words(row)
+    can, cannot, guess, closer_than = _picture_words(row)
     if seen is None:  # means alone: of shared features, or of an attack that brings no guess for each image
         base = finding_selection.blind_guess_psnr(row)
         known = f" ({guess} {format_number(base)} dB)" if base is not None else ""
@@ -247,24 +247,28 @@ def picture_phrase(row: FindingRow, brief: bool = False) -> str:
     extreme = (
         f"the one furthest above its guess at {format_decibel(seen.best)} (guess {format_decibel(seen.best_guess)})"
     )
-    single = f"{can} {seen.clear} of {seen.n} images clearly closer than every guess, {extreme}"
+    single = f"{can} {seen.clear} of {seen.n} {closer_than}, {extreme}"
     every = "" if brief else f"; all: {typical}"
     if finding_selection.has_clear_pictures(row):
         return f"{single}{every}"
     if closer:
-        clear = f"; {seen.clear} of them clearly closer than every guess" if seen.clear and not brief else ""
-        return f"{can} images: {typical}{clear}"
+        clear = f"; {seen.clear} of {seen.n} {closer_than}" if seen.clear and not brief else ""
+        images = "released images near training images" if row.attack in COPY_ATTACKS else "images"
+        return f"{can} {images}: {typical}{clear}"
     if not seen.clear:
         return f"{cannot}: {typical}"
     return f"{cannot}: {seen.clear} of {seen.n} are, too few to distinguish from chance, {extreme}{every}"
 
 
-def _picture_words(row: FindingRow) -> tuple[str, str, str]:
-    """(what the attack can do, what it was not shown to do, the name of the guess): copies are compared with held-out records."""
+def _picture_words(row: FindingRow) -> tuple[str, str, str, str]:
+    """(what the attack can do, what it was not shown to do, the name of the guess, which single images count): copies are
+    compared with held-out records."""
     if row.attack in COPY_ATTACKS:
         near = "was not shown to find released images clearly closer to training images than held-out ones are"
-        return "finds near training images", near, "nearest held-out"
-    return "can reconstruct", "was not shown to reconstruct images clearly closer than a guess", "best guess without it"
+        which = "released images clearly closer to a training image than every held-out one is"
+        return "finds", near, "nearest held-out", which
+    cannot = "was not shown to reconstruct images clearly closer than a guess"
+    return "can reconstruct", cannot, "best guess without it", "images clearly closer than every guess"
 
 
 def _picture_leaks(rows: Sequence[FindingRow]) -> list[LeakResult]:

@@ -338,7 +338,7 @@ def unshown_sentences(findings: Findings) -> list[str]:
     """What membership and reconstruction were not shown to do, and what had nothing to read."""
     said = [*untested_sentences(findings), _membership_gap(findings)]
     best = finding_selection.strongest_reconstruction(findings.findings)
-    if best is not None and not any(leak.kind == "reconstruction" for leak in leaks_of_run(findings)):
+    if best is not None and not finding_selection.rebuilds_records(best):
         where = wording.surface_title(best).lower()
         said.append(f"From the {where}, {wording.attack_title(best.attack)} {picture_phrase(best)}.")
     return [sentence for sentence in said if sentence]

@@ -26,8 +26,9 @@ from tests.reporting.checker import VOID
 GUESSING = re.compile(r"not shown to (?:identify|do better|distinguish)|not shown to beat chance", re.IGNORECASE)
 MEMBERS = re.compile(r"can (?:identify|distinguish)|identifies \d", re.IGNORECASE)
 NO_PICTURE = re.compile(r"not shown to (?:reconstruct|find)|not shown to beat chance", re.IGNORECASE)
-PICTURE = re.compile(r"can reconstruct|finds near training images", re.IGNORECASE)
-ABSENCE = re.compile(r"no better than guessing|beat guessing|no attack worked|did not find any|attacks tried here failed|can find no", re.IGNORECASE)
+PICTURE = re.compile(r"can reconstruct|finds (?:\d+ of \d+ )?released images (?:clearly closer|near)", re.IGNORECASE)
+PICTURE_TILES = ("Images reconstructed", "Images near training images")
+ABSENCE = re.compile(r"no better than guessing|no attack beat|no attack worked|did not find any|attacks tried here failed|can find no", re.IGNORECASE)
 BEST = re.compile(r"\bbest(?! guess)(?: at| of)? ([\d.]+) dB", re.IGNORECASE)
 NOTHING_SENT = re.compile(r"is the same whoever is in|nothing in it (?:that )?(?:depends|to tell)|same of every record", re.IGNORECASE)
 NEIGHBOURS = re.compile(r"one (record|client) (?:more or less|replaced|exchanged|emptied)")
@@ -105,7 +106,7 @@ class Said:
                 found["table"] = row["Worst attack"]
         for one in self.page.find("div", "class", "card"):
             head = next(one.find("h2"), Node()).text
-            if head in ("Members identified", "Images reconstructed") and title in one.text:
+            if head in ("Members identified", *PICTURE_TILES) and title in one.text:
                 found[head] = one.text
         return found
 
@@ -152,7 +153,8 @@ def _both(said: Said, yes: re.Pattern[str], no: re.Pattern[str], card: str, what
         if found and none:
             yield f"{title}: {what} in {', '.join(found)}, and none in {', '.join(none)}"
     sentences = " ".join(one.text for one in said.page.find("div", "class", "also")) + said.terminal.split("┏")[0]
-    cards = [c.text for c in said.page.find("div", "class", "card") if next(c.find("h2"), Node()).text == card]
+    heads = PICTURE_TILES if card in PICTURE_TILES else (card,)
+    cards = [c.text for c in said.page.find("div", "class", "card") if next(c.find("h2"), Node()).text in heads]
     for place, text in (("the first sentences", _about(sentences, what)), (f"the card {card!r}", " ".join(cards))):
         if anywhere and no.search(text):
             yield f"{what} on {anywhere[0]}, and none by {place}"
@@ -206,6 +208,8 @@ def _told(said: Said, title: str, name: str) -> Iterator[str]:
     places, surface = said.of(title), next(one for one, known in _titles(said).items() if known == title)
     for text in (places.get("table", ""), _line(said, surface)):
         yield from (part for part in re.split("; |│", text) if part.strip().startswith(f"{name} "))
+    decided = re.split(r"(?<=[.]) (?=[A-Z])", places.get("decision", ""))
+    yield from (part for part in decided if part.lower().startswith(f"{name.lower()} "))
     yield from (text for place, text in places.items() if f"{title}, {name}:" in text and "Images" in place)
 
 

@@ -83,7 +83,7 @@ PLANTED = {
     "a best that is not the largest": (
         "report.html",
         r'(data-label="Worst attack"><div><ul>)',
-        r"\1<li>copy detection finds near training images, best 0.1 dB</li>",
+        r"\1<li>copy detection finds 1 of 9 released images clearly closer to a training image, best 0.1 dB</li>",
         "in its gallery",
     ),
     "another decision": ("card.json", r'"title": "[^"]*"', '"title": "Share"', "decide differently"),
