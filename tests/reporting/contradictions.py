@@ -240,7 +240,7 @@ def _numbers(said: Said) -> Iterator[str]:
         for label, place in (("Stated ε", 3), ("Proven ε, at most", 4), ("Shown ε, at least", 5)):
             if row and len(cells) > place and row[label] != cells[place]:
                 yield f"{title}: {label} is {row[label]} on the page, {cells[place]} in the terminal"
-        if row and cells and not row["Verdict"].lower().startswith(cells[-2]):
+        if row and len(cells) > 2 and not row["Verdict"].lower().startswith(cells[-2]):
             yield f"{title}: {row['Verdict']} on the page, {cells[-2]} in the terminal"
     tiles, notes = (
         {next(d.find("dt")).text: dd.text for t in said.page.find("dl", "class", "trio") for d in t.find("div") for dd in [[*d.find("dd")][at]]}
