@@ -8,7 +8,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from privdd.core.group_settings import check_data_place
+from privdd.core.group_settings import OWN_DATA, own_data_place
 from privdd.core.validation import BadConfig
 from privdd.runtime.own_yaml import compose_own_yaml
 
@@ -30,7 +30,8 @@ def check_inputs(config: DictConfig) -> None:
             raise BadConfig(f"scores={scores}: no such file")
         return
     data: Any = config.get("data") or {}
-    check_data_place(str(data.get("name")), data.get("root"))
+    if data.get("name") in OWN_DATA:
+        own_data_place(data["name"], data.get("root"))
 
 
 def check_run_exists(word: str, path: Path) -> None:

@@ -136,16 +136,15 @@ OWN_DATA = {  # data sets of the user's own: what data.root has to name, whether
 }
 
 
-def check_data_place(name: str, root: Any) -> None:
-    """Raises DataNotFound if data of the user's own are not named, or not there; other data sets are searched for."""
-    if name not in OWN_DATA:
-        return
+def own_data_place(name: str, root: Any) -> Path:
+    """Where data of the user's own lie; name: one of ``OWN_DATA``. Raises DataNotFound if they are not named, or not there."""
     shown, is_file, needed = OWN_DATA[name]
     if root is None:
         raise DataNotFound(f"data={name}: data.root={shown} is needed, {needed}")
     place = Path(str(root)).expanduser()
     if not (place.is_file() if is_file else place.is_dir()):
         raise DataNotFound(f"data.root={root}: no such {'file' if is_file else 'folder'}; data={name} needs {needed}")
+    return place
 
 
 def published_scale(name: str) -> Scale:

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from attacks.machine import BARE_VARIABLE, is_bare
 from attacks.validation import check_archive
-from privdd.core.group_settings import check_data_place
+from privdd.core.group_settings import own_data_place
 from privdd.core.rng import Keys
 from privdd.core.user_modules import import_torchvision
 from privdd.core.validation import DataNotFound
@@ -287,8 +287,7 @@ def load_npz(name: str, root: Path | None, keys: Keys) -> Dataset:
 
     Raises DataNotFound without the file and ValueError where an array does not fit.
     """
-    check_data_place("npz", root)
-    assert root is not None
+    root = own_data_place("npz", root)
     try:
         check_archive(root)
         with np.load(root, allow_pickle=False) as stored:
@@ -342,8 +341,7 @@ def load_image_folder(name: str, root: Path | None, keys: Keys, size: int | None
     All images become size x size (needed where they differ in size); colour if any image is coloured. Raises DataNotFound
     where there are none, and ValueError, naming the file, for one that cannot be read for what it shows.
     """
-    check_data_place("folder", root)
-    assert root is not None
+    root = own_data_place("folder", root)
     bases = [root / "train", root / "test"] if (root / "train").is_dir() and (root / "test").is_dir() else [root]
     named = [sorted(p.name for p in base.iterdir() if p.is_dir() and not hidden(p.name)) for base in bases]
     names = named[0]
