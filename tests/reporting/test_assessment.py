@@ -27,8 +27,8 @@ def answers(folder: Path) -> dict[str, str]:
 def test_each_risk_is_answered_by_its_own_findings(runs: dict[str, Path]) -> None:
     found = answers(runs["unprotected"])
     assert set(found) == {"Singling out", "Linkability", "Inference"}
-    assert "of the training records" in found["Singling out"] and "pictures" not in found["Singling out"]
-    assert "pictures" in found["Inference"] and "training records" not in found["Inference"]
+    assert "of the training records" in found["Singling out"] and "images" not in found["Singling out"]
+    assert "images" in found["Inference"] and "training records" not in found["Inference"]
 
 
 def test_what_was_not_tried_is_said_and_is_no_all_clear(runs: dict[str, Path]) -> None:

@@ -25,8 +25,8 @@ def cells(one: dict[str, Any]) -> dict[str, TableCell]:
 
 def test_a_rate_that_the_sample_cannot_show_is_too_few() -> None:
     found = cells(row(COARSE))
-    assert found["TPR at 0.1 % FPR, members found"] == found["TPR at 1 % FPR, members found"] == TableCell("too few")
-    assert found["TPR at 10 % FPR, members found"].small.replace("\u00a0", " ") == "0 % to 30 %"
+    assert found["TPR at 0.1 % FPR, members identified"] == found["TPR at 1 % FPR, members identified"] == TableCell("too few")
+    assert found["TPR at 10 % FPR, members identified"].small.replace("\u00a0", " ") == "0 % to 30 %"
 
 
 def test_a_bound_is_told_with_its_method_its_assumption_and_what_is_stated() -> None:

@@ -163,8 +163,8 @@ def test_a_run_without_outsiders_enough_carries_a_banner_and_no_rate_as_a_findin
     text = text_of(folder)
     assert problems(text) == []
     assert "Smoke run (250 audited records, 16 replays): too small to decide" in text.split("<h1>")[0]
-    assert '<div class="big small">AUC 8' in text and '<div class="big">1.6' not in text
-    assert "find no more members" not in text  # who ranks better than a coin
+    assert '<div class="big small">ε at least' in text and '<div class="big">1.6' not in text
+    assert "not shown to identify" not in text  # whose bound is above 0
 
 
 @pytest.mark.parametrize(("noise", "green"), [(1.0, True), (0.5, False)])  # epsilon 4.85 and 9.7
