@@ -52,6 +52,12 @@ class UploadRule:
 COUNT = TensorRule("count", ("C",), "number", "records of each class, 0 for a class that the client lacks")
 MEAN = TensorRule("mean", ("C", "..."), "float", "the mean row of each class")
 SUM = TensorRule("sum", ("C", "..."), "float", "the sum of the rows of each class")
+# What privdd's own private means send beside them: no attack reads it by name.
+NOISE_TERMS = (
+    TensorRule("variance", ("...",), "number", "variance of the noise in the rows"),
+    TensorRule("moments", ("...",), "number", "second moments of the rows"),
+    TensorRule("moments_variance", ("...",), "number", "variance of the noise in these"),
+)
 PARAMETERS = "named as the parameters of `classifier`"
 UPLOAD_RULES: Mapping[Surface, UploadRule] = {
     Surface.UPDATE: UploadRule(free="any names: `model_state` turns them into a classifier"),
@@ -67,7 +73,7 @@ UPLOAD_RULES: Mapping[Surface, UploadRule] = {
     Surface.SYNTHETIC_REPRESENTATIONS: UploadRule(
         (TensorRule("x", ("m", "..."), "float", "synthetic rows"),), with_labels=True
     ),
-    Surface.PROTOTYPES: UploadRule(choice=(MEAN, SUM), allowed=(COUNT,)),
+    Surface.PROTOTYPES: UploadRule(choice=(MEAN, SUM), allowed=(COUNT, *NOISE_TERMS)),
     Surface.STATISTICS: UploadRule(
         free="`mean` and `std` (C, c) of each class's pixels; other names need `model_state` or `record_loss`"
     ),
@@ -92,7 +98,7 @@ def _tensor_faults(rule: UploadRule, value: Tensors, problem: Problem) -> Iterat
     if rule.free:
         return
     known = {tensor.name: tensor for tensor in rule.tensors}
-    names = ", ".join(known)
+    names = ", ".join(name for name, tensor in known.items() if tensor not in NOISE_TERMS)
     yield from (f"holds {name!r}; attacks read {names} alone" for name in value if name not in known)
     yield from (f"lacks {tensor.name!r} ({tensor.meaning})" for tensor in rule.needed if tensor.name not in value)
     if rule.choice and not any(tensor.name in value for tensor in rule.choice):
