@@ -293,6 +293,8 @@ def unreadable_finding(attack: Attack, view: View, why: str) -> Finding:
     return Finding(view.surface, attack.name, attack.family, view.adversary, measures)
 
 
+# Copies of a record that are asked about, itself among them: Carlini et al. 2022, section VI-D; RMIA's authors ask as many.
+PUBLISHED_QUERY_COUNT = 18
 Queries = int | Literal["auto"]
 
 

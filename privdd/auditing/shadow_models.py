@@ -9,7 +9,7 @@ import contextlib
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Literal
 
@@ -458,10 +458,12 @@ def server_signals(plan: Plan, server: State, adversary: AdversaryView, final: M
             if surface == Surface.GLOBAL_MODEL and f"{surface}|confidence" in found:
                 continue  # of several networks: the method predicts with one, whichever names they have
             if surface == Surface.GLOBAL_MODEL:
-                logits = plan.method.predict(server, adversary.memory, adversary.candidates.x)
-                public = plan.method.predict(server, adversary.memory, adversary.public.x[:POPULATION_RECORDS])
+                predict = partial(plan.method.predict, server, adversary.memory)
+                logits = predict(adversary.candidates.x)
+                public = predict(adversary.public.x[:POPULATION_RECORDS])
                 confidence = sig.logit_scaled(logits, adversary.candidates.y)
                 signals = {"confidence": confidence, "logits": logits, "public_logits": public}
+                signals |= adversary.query_copies(confidence, predict)
             elif name == "labels" or surface == Surface.SHARED_FEATURES:
                 continue
             else:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, jvp, vmap
 
 from attacks.membership import signals as sig
+from attacks.membership.attack import PUBLISHED_QUERY_COUNT
 from attacks.membership.shared_noise import COINCIDENCE_SIGNAL, noise_coincidence
 from attacks.membership.signals import (
     SMALL_RIDGE_SHARE,
@@ -34,6 +35,7 @@ from attacks.membership.signals import (
 from attacks.tensors import memory_budget
 from attacks.types import Surface
 from privdd.core.device import to_device
+from privdd.core.rng import Keys
 from privdd.core.types import Problem, Records, State, Tensors, Values
 from privdd.federated.method import Method, overrides_hook
 from privdd.federated.simulation import Snapshot
@@ -43,6 +45,7 @@ from privdd.federated.simulation import Snapshot
 MAX_MATRIX_BYTES = 2**29  # bytes of all records' gradients, up to which they are one matrix
 MAX_BLOCK_BYTES = 2**28  # bytes of the gradients of one block
 RECORDS_PER_BLOCK = 32  # records that go through the model together, at most
+QUERIED_CONFIDENCE = "queried_confidence"  # (n, q): "confidence" of q copies of each record, the record itself first
 
 
 @dataclass(frozen=True)
@@ -178,7 +181,8 @@ SOLVED_LAYERS, MIN_LAYER_SIZE = 4, 100  # layers in which records are solved for
 class AdversaryView:
     """What one adversary holds of one client's round, to turn what was sent into membership signals of the audited
     records. snapshot: the round's broadcast; memory: what the client kept after it (used only for maps that the strongest
-    attacker is granted, and named so); public: test records that no client trained on, for centring."""
+    attacker is granted, and named so); public: test records that no client trained on, for centring; query_keys: the streams
+    of the copies that a model is asked about, None = of no copies."""
 
     method: Method
     problem: Problem
@@ -189,6 +193,7 @@ class AdversaryView:
     waived: frozenset[str]  # surfaces that need not be read
     noise: Mapping[str, Any]  # of the feature mechanism: std, broadcast_batch, copies
     opening: State | None = None  # the classifier that all clients are known to start from, where none is sent
+    query_keys: Keys | None = None
 
     @cached_property
     def on_device(self) -> AdversaryView:
@@ -224,6 +229,26 @@ class AdversaryView:
             raise ValueError("this method shares no classifier")
         with torch.no_grad():
             return torch.cat([functional_call(self.model, state, (part,)) for part in x.split(512)])
+
+    def copies_of_records(self) -> list[Tensor]:
+        """PUBLISHED_QUERY_COUNT - 1 copies (n, c, h, w) of the audited records, each under one draw of the transform through
+        which the client's work reads records; [] where it reads them as they are."""
+        if self.query_keys is None:
+            return []
+        transform = self.method.audit_hooks.record_transform(self.problem)
+        if transform is None:
+            return []
+        streams = [self.query_keys.fold(copy) for copy in range(1, PUBLISHED_QUERY_COUNT)]
+        return [transform(self.candidates.x, stream.torch()) for stream in streams]
+
+    def query_copies(self, confidence: Tensor, predict: Callable[[Tensor], Tensor]) -> Signals:
+        """QUERIED_CONFIDENCE, (n, q), of a model whose confidence in the records themselves is ``confidence`` (n,); {} without
+        copies. predict: records (b, c, h, w) -> logits (b, C)."""
+        copies = self.copies_of_records()
+        if not copies:
+            return {}
+        asked = [sig.logit_scaled(predict(copy), self.candidates.y) for copy in copies]
+        return {QUERIED_CONFIDENCE: torch.stack([confidence, *asked], 1)}
 
     @cached_property
     def record_gradients(self) -> RecordGradients | None:
@@ -401,6 +426,7 @@ def _update_signals(adversary: AdversaryView, name: str, value: Tensors, values:
         "public_logits": adversary.predict_logits(state, public),
         "gradient_norm": -sig.output_gradient(logits, y).norm(dim=-1),
     }
+    out |= adversary.query_copies(out["confidence"], lambda x: adversary.predict_logits(state, x))
     if adversary.record_gradients is not None:
         names = [n for n, _ in adversary.model.named_parameters()]
         change = torch.cat([(state[n] - adversary.broadcast_state[n]).flatten() for n in names])
@@ -470,7 +496,7 @@ def _synthetic_image_signals(adversary: AdversaryView, name: str, value: Tensors
     inside, own = adversary.embed_images(x) - centre, adversary.embed_images(records.x) - centre
     others = adversary.embed_images(adversary.public.x[:POPULATION_RECORDS]) - centre
     found = {
-        **_readout_signals(inside, y, own, others, adversary),
+        **_readout_signals(inside, y, own, others, adversary, lambda x: adversary.embed_images(x) - centre),
         "alignment": _class_mean_alignment(adversary, inside, y, own),
         "distance": distance_to_synthetic(records.x, x, records.x[0].numel() ** 0.5),  # from black to white
         "patch_distance": patch_distance(records.x, x),
@@ -486,12 +512,18 @@ def _synthetic_image_signals(adversary: AdversaryView, name: str, value: Tensors
 
 
 def _readout_signals(
-    inside: Tensor, y: Tensor, own: Tensor, others: Tensor, adversary: AdversaryView
+    inside: Tensor, y: Tensor, own: Tensor, others: Tensor, adversary: AdversaryView, embed: Callable[[Tensor], Tensor]
 ) -> dict[str, Tensor]:
-    """Signals of a model trained on rows ``inside`` (m, d), for the audited records and for public ones."""
-    logits = ridge_readout(inside, y, own, adversary.problem.classes)
-    public = ridge_readout(inside, y, others, adversary.problem.classes)
-    return {"confidence": sig.logit_scaled(logits, adversary.candidates.y), "logits": logits, "public_logits": public}
+    """Signals of a model trained on rows ``inside`` (m, d), for the audited records and for public ones; embed: takes
+    records to such rows."""
+
+    def predict_rows(rows: Tensor) -> Tensor:
+        return ridge_readout(inside, y, rows, adversary.problem.classes)
+
+    logits = predict_rows(own)
+    confidence = sig.logit_scaled(logits, adversary.candidates.y)
+    queried = adversary.query_copies(confidence, lambda x: predict_rows(embed(x)))
+    return {"confidence": confidence, "logits": logits, "public_logits": predict_rows(others), **queried}
 
 
 def _class_mean_alignment(adversary: AdversaryView, inside: Tensor, labels: Tensor, own: Tensor) -> Tensor:
@@ -510,8 +542,9 @@ def _representation_signals(adversary: AdversaryView, name: str, value: Tensors,
     public = project(adversary.public.x).flatten(1)
     centre = public.mean(0)
     farthest = 2 * float(own.norm(dim=1).max())  # no bound is known: the diameter of the records' ball
+    rows = (inside - centre, y, own - centre, public[:POPULATION_RECORDS] - centre)
     return {
-        **_readout_signals(inside - centre, y, own - centre, public[:POPULATION_RECORDS] - centre, adversary),
+        **_readout_signals(*rows, adversary, lambda x: project(x).flatten(1) - centre),
         "alignment": _class_mean_alignment(adversary, inside - centre, y, own - centre),
         "distance": distance_to_synthetic(own, inside, farthest),
         "joint": coefficients_in_means(adversary, inside - centre, y, own - centre),
@@ -554,7 +587,9 @@ def _statistics_signals(adversary: AdversaryView, name: str, value: Tensors, val
     if state is None:
         return _record_loss_signal(adversary, name, value)
     logits = adversary.predict_logits(state, adversary.candidates.x)
-    return {"confidence": sig.logit_scaled(logits, adversary.candidates.y)}
+    confidence = sig.logit_scaled(logits, adversary.candidates.y)
+    queried = adversary.query_copies(confidence, lambda x: adversary.predict_logits(state, x))
+    return {"confidence": confidence, **queried}
 
 
 def _record_loss_signal(adversary: AdversaryView, name: str, value: Tensors) -> Signals:

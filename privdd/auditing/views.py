@@ -21,7 +21,7 @@ from privdd.auditing.replay import (
     replay_context,
     uploads_seen_by_server,
 )
-from privdd.auditing.signal_extraction import AdversaryView, signal_group
+from privdd.auditing.signal_extraction import QUERIED_CONFIDENCE, AdversaryView, signal_group
 from privdd.core.types import Records, Shard, State, Tensors, pack
 from privdd.federated.experiment import Experiment
 from privdd.federated.method import Method
@@ -63,7 +63,7 @@ class FinishedRun:
         plan, candidates = self.plan, self.game.audited_records
         noise, opening = feature_noise_constants(plan), plan.method.audit_hooks.opening(plan.problem, plan.keys.seed)
         held = (snapshot, candidates, self.public_records, self.memory_after(round), waived, noise, opening)
-        return AdversaryView(plan.method, plan.problem, *held)
+        return AdversaryView(plan.method, plan.problem, *held, query_keys=plan.keys.fold("audit", "queries"))
 
     def memory_after(self, round: int) -> State:
         """What the audited client kept after a round: behind what it sent in it, and what it began its next one with."""
@@ -344,11 +344,13 @@ def signals_to_worlds(
     """The (K, n) signals of one surface, with the membership masks and a control that never sees the artifact."""
     mine = _signals_of_surface(stacked, surface)
     logits, population = mine.pop("logits", None), mine.pop("public_logits", None)
+    queried = mine.pop(QUERIED_CONFIDENCE, None)
+    queries = {} if queried is None else {"confidence": queried}
     candidates = game.audited_records
     masks = game.masks[: len(next(iter(mine.values())))]
     blind, later = blind_scores(candidates, public), _signals_of_surface(rounds or {}, surface)
     shown = (masks, blind, candidates.y, logits, population)
-    return Worlds(mine, *shown, rounds=later, records=candidates.x, kinds=game.kinds)
+    return Worlds(mine, *shown, rounds=later, records=candidates.x, kinds=game.kinds, queries=queries)
 
 
 def _signals_of_surface(stacked: Mapping[str, Tensor], surface: str) -> dict[str, Tensor]:

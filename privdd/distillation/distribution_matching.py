@@ -27,6 +27,7 @@ from privdd.core.rng import Keys
 from privdd.core.types import State
 from privdd.distillation.class_cells import ClassCells, RealBatch, draw_real_batches
 from privdd.federated.channel import ClientContext
+from privdd.federated.method import RecordTransform
 from privdd.privacy.batch_invariance import compute_rows
 
 CROP = 0.125  # largest shift, as a part of the side
@@ -98,6 +99,13 @@ def draw_transform(strategy: str, shape: tuple[int, int, int], generator: torch.
     names = parse_strategy(strategy)
     name = names[_draw_integer(0, len(names) - 1, generator)]
     return Transform(name, _OPERATIONS[name][1](shape[1], shape[2], generator))
+
+
+def record_transform_of(strategy: str, shape: tuple[int, int, int]) -> RecordTransform | None:
+    """(records (b, c, h, w) of ``shape``, generator) -> all of them under one drawn operation; None for "none"."""
+    if set(parse_strategy(strategy)) == {"none"}:
+        return None
+    return lambda x, generator: draw_transform(strategy, shape, generator)(x)
 
 
 def _draw_integer(low: int, high: int, generator: torch.Generator) -> int:

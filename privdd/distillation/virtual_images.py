@@ -37,9 +37,11 @@ from privdd.distillation.distribution_matching import (
     fixed_network,
     fresh_networks,
     match_distributions,
+    record_transform_of,
 )
 from privdd.distillation.private_matching import draw_public_maps, match_embeddings
 from privdd.federated.channel import ClientContext
+from privdd.federated.method import RecordTransform
 from privdd.models import ModelSpec, build_skeleton, initial
 from privdd.training.sgd import Loss
 
@@ -67,6 +69,10 @@ class Distiller(ABC):
     def mixes_records(self) -> bool:
         """Whether one image may hold several records, and one record be in several images."""
         return True
+
+    def record_transform(self, shape: tuple[int, int, int]) -> RecordTransform | None:
+        """How records of ``shape`` (c, h, w) are transformed at random before they are distilled; None if they are not."""
+        return None
 
 
 @dataclass(frozen=True)
@@ -118,6 +124,10 @@ class VirtualImages(Distiller):
     def __post_init__(self) -> None:
         check_counts(self, "ipc", "warmup_reads", "refine_reads", under="virtual.")
         check_init(self.start)
+
+    def record_transform(self, shape: tuple[int, int, int]) -> RecordTransform | None:
+        """The first distillation's, which all images come from; the refinements' if that one reads records as they are."""
+        return record_transform_of(self.warmup.augment, shape) or record_transform_of(self.refine.augment, shape)
 
     def distil(self, model: ModelSpec, shard: ClientData, ctx: ClientContext) -> State:
         """The images of the first distillation, in new networks."""

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from attacks.membership.attack import MembershipAttack, require_worlds
+from attacks.membership.attack import PUBLISHED_QUERY_COUNT, MembershipAttack, require_worlds
 from attacks.membership.base import Base
 from attacks.membership.label_only import NOISE_LEVELS, label_robustness
 from attacks.membership.lira import Lira
@@ -92,7 +92,7 @@ class ExternalAuditSettings:
     confidence: float = 0.95
     engine: Engine = Engine()
     transform: TrainingFunction | None = None
-    queries: int = 18
+    queries: int = PUBLISHED_QUERY_COUNT
 
     def __post_init__(self) -> None:
         for name, least in (("records", 8), ("shadows", 0), ("queries", 1)):

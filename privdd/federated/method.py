@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from torch import Tensor, nn
+from torch import Generator, Tensor, nn
 
 from attacks.types import Surface
 from attacks.validation import check_hook_names, declared_hooks
@@ -24,6 +24,7 @@ from privdd.privacy.claims import Claim, ClaimedRun
 from privdd.privacy.mechanism import Mechanism
 
 Images = Callable[[Tensor], Tensor]  # (b, c, h, w) -> (b, ...)
+RecordTransform = Callable[[Tensor, Generator], Tensor]  # (b, c, h, w) -> (b, c, h, w), one draw for all
 
 
 class AuditHooks:
@@ -76,6 +77,11 @@ class AuditHooks:
 
     def stand_ins(self, memory: State, problem: Problem) -> Tensor | None:
         """Images (m, c, h, w) that a client trains on in place of its records, None where it uses the records."""
+        return None
+
+    def record_transform(self, problem: Problem) -> RecordTransform | None:
+        """How local work transforms the client's records at random before it reads them, None where it reads them as they
+        are. Attacks ask about copies under draws of it."""
         return None
 
     def rows_are_records(self) -> bool:

@@ -41,6 +41,7 @@ from privdd.distillation.distribution_matching import (
     match_distributions,
     networks_in_ball,
     project_to_ball,
+    record_transform_of,
 )
 from privdd.distillation.image_fitting import FittingSettings
 from privdd.distillation.private_matching import (
@@ -57,6 +58,7 @@ from privdd.distillation.private_matching import (
 )
 from privdd.distillation.public_features import PublicExtractor
 from privdd.federated.channel import ClientContext
+from privdd.federated.method import RecordTransform
 from privdd.methods.base import ServerNetwork
 from privdd.models import build_skeleton
 from privdd.privacy.claims import Claim, ClaimedRun, feddm_3_1, feddm_3_2, feddm_membership, matching_claims
@@ -144,6 +146,9 @@ class FedDM(ServerNetwork):
 
     def spends(self, round: int, mechanisms: Mapping[str, Mechanism]) -> dict[str, int]:
         return count_queries(mechanisms, self.reads, self.matching.iterations)
+
+    def record_transform(self, problem: Problem) -> RecordTransform | None:
+        return record_transform_of(self.matching.augment, problem.shape)
 
     def images_per_class(self) -> int:
         return self.ipc

@@ -17,6 +17,7 @@ from privdd.core.types import ClientData, Problem, Shard, State, Values, Work
 from privdd.distillation.private_matching import check_no_batch_norm
 from privdd.distillation.virtual_images import Distiller, images_in_memory, replace_by_images
 from privdd.federated.channel import ClientContext
+from privdd.federated.method import RecordTransform
 from privdd.methods.fedfed import FedFed
 from privdd.privacy.claims import Claim, ClaimedRun
 from privdd.privacy.mechanism import Mechanism
@@ -67,6 +68,10 @@ class FedFedVirtual(FedFed):
 
     def remembers(self, round: int, memory: State) -> bool:
         return (self._uses_images(round) and bool(images_in_memory(memory))) or super().remembers(round, memory)
+
+    def record_transform(self, problem: Problem) -> RecordTransform | None:
+        """That of the images which the network is trained on; in "release" it is trained on the records themselves."""
+        return self.virtual.record_transform(problem.shape) if self.where != "release" else None
 
     def stand_ins(self, memory: State, problem: Problem) -> Tensor | None:
         images = images_in_memory(memory).get("images/x") if self.where != "release" else None

@@ -44,6 +44,7 @@ from privdd.distillation.gradient_matching import match_gradient
 from privdd.distillation.virtual_images import MatchingStage, VirtualImages, as_records, tied_loss
 from privdd.federated.aggregation import average, sort_by_client
 from privdd.federated.channel import ClientContext
+from privdd.federated.method import RecordTransform
 from privdd.methods.base import ServerNetwork
 from privdd.models import build, build_skeleton
 from privdd.privacy.claims import Claim, ClaimedRun, fedlgd_attacks, fedlgd_no_extra_leakage
@@ -235,6 +236,10 @@ class FedLGD(ServerNetwork, hooks=("is_selected_round", "refines_in_round")):
 
     def model_state(self, name: str, value: Tensors, broadcast: Values) -> State | None:
         return dict(value) if name == "update" else None
+
+    def record_transform(self, problem: Problem) -> RecordTransform | None:
+        """That of the distillation: the network is trained on images of transformed records."""
+        return self.virtual.record_transform(problem.shape)
 
     def settings(self, shard_size: int) -> dict[str, Any]:
         return {"lr": self.lr, "momentum": 0.0, "batch_size": self.batch_size, "update_is_delta": False}

@@ -51,6 +51,7 @@ from privdd.distillation.distribution_matching import (
     fresh_networks,
     match_distributions,
     record_embeddings,
+    record_transform_of,
 )
 from privdd.distillation.private_matching import (
     GRADIENT_QUERY,
@@ -64,7 +65,7 @@ from privdd.distillation.private_matching import (
     restrict_as_printed,
 )
 from privdd.federated.channel import ClientContext
-from privdd.federated.method import AuditHooks, Method
+from privdd.federated.method import AuditHooks, Method, RecordTransform
 from privdd.models import ModelSpec, build, build_skeleton, initial, projected_shape
 from privdd.privacy.claims import (
     Claim,
@@ -213,6 +214,10 @@ class FedRD(Method, AuditHooks):
         """The projection behind the representations: public where frozen, else the client's own if known."""
         state = broadcast.get("projection") or unpack("projection", memory)
         return {"projection": self._build_projector(state, problem.shape, problem.classes)} if state else {}
+
+    def record_transform(self, problem: Problem) -> RecordTransform | None:
+        """Equation 5: records are transformed before the projection, representations are not."""
+        return record_transform_of(self.matching.augment, problem.shape)
 
     def grants(self, surface: Surface) -> str:
         if surface != Surface.SYNTHETIC_REPRESENTATIONS or self.frozen_projection:

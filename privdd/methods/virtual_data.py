@@ -17,7 +17,7 @@ from privdd.core.types import ClientData, Problem, State, Values, Work, pack, un
 from privdd.distillation.private_matching import check_no_batch_norm
 from privdd.distillation.virtual_images import Distiller, replace_by_images
 from privdd.federated.channel import ClientContext
-from privdd.federated.method import AuditHooks, Method
+from privdd.federated.method import AuditHooks, Method, RecordTransform
 from privdd.methods.fedavg import FedAvg
 from privdd.models import ModelSpec
 
@@ -90,6 +90,9 @@ class VirtualData(Method, AuditHooks):
 
     def maps(self, broadcast: Values, memory: State, problem: Problem) -> Mapping[str, Callable[[Tensor], Tensor]]:
         return self.inner.maps(broadcast, unpack("inner", memory), problem)
+
+    def record_transform(self, problem: Problem) -> RecordTransform | None:
+        return self.virtual.record_transform(problem.shape)
 
     def stand_ins(self, memory: State, problem: Problem) -> Tensor | None:
         images = memory.get("images/x")

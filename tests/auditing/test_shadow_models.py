@@ -15,6 +15,7 @@ import pytest
 import torch
 from hydra.core.global_hydra import GlobalHydra
 
+from attacks.membership.attack import PUBLISHED_QUERY_COUNT
 from attacks.membership.signals import logit_scaled
 from privdd.auditing import shadow_models as federations
 from privdd.auditing import shadow_models as replays
@@ -28,14 +29,16 @@ from privdd.auditing.shadow_models import (
     signals_of_audited_rounds,
     stack_over_rounds,
 )
-from privdd.auditing.signal_extraction import AdversaryView, extract_signals
+from privdd.auditing.signal_extraction import QUERIED_CONFIDENCE, AdversaryView, extract_signals
 from privdd.auditing.views import FinishedRun, client_views
 from privdd.cli import main as command
 from privdd.cli.build import build_experiment
 from privdd.cli.compose import compose_config
 from privdd.cli.run import run_audit
 from privdd.cli.stored_config import load_stored_config
-from privdd.core.types import State
+from privdd.core.rng import Keys
+from privdd.core.types import State, unpack
+from privdd.distillation.distribution_matching import draw_transform
 from privdd.federated import simulation
 from privdd.federated.settings import AuditSettings, GuaranteeBudget
 from privdd.federated.simulation import Progress, Snapshot, run_round, start_training
@@ -271,6 +274,7 @@ ALGOS = {
     "fednova": ["model=smallcnn"],
     "feddm": ["algo.start=noise"],
     "fedlgd": [],
+    "fedrd": [],
 }
 
 
@@ -355,6 +359,64 @@ def test_first_rounds_of_fedlgd_are_their_own_replays_too() -> None:
     for world, values in zip(range(1, 4), sent):
         (alone,) = ClientReplay(plan, (snapshot,), whole, made.game, [world]).run()
         assert all(torch.allclose(values["update"][n], t, atol=1e-5) for n, t in alone["update"].items())
+
+
+def few_worlds(algo: str) -> FinishedRun:
+    made = scene(algo)
+    return replace(made, game=replace(made.game, masks=made.game.masks[:3]))
+
+
+@pytest.mark.parametrize(("algo", "surface"), [("fedlgd", "update"), ("fedrd", "synthetic_representations")])
+def test_records_that_are_read_transformed_are_asked_about_in_copies(algo: str, surface: str, tmp_path: Path) -> None:
+    """The record first, each copy under a draw of its own; the same seed asks the same."""
+    made = few_worlds(algo)
+    training = stage(made, tmp_path / "a", "auto")
+    stacked = signals(training)
+    (view,) = [view for view in client_views(made, training.round, stacked) if view.surface == surface]
+    assert view.worlds is not None and QUERIED_CONFIDENCE not in view.worlds.signals
+    queried = view.worlds.queries["confidence"]
+    assert queried.shape == (3, 20, PUBLISHED_QUERY_COUNT)
+    assert torch.equal(queried[..., 0], view.worlds.signals["confidence"])
+    assert len(queried.flatten(0, 1).T.unique(dim=0)) >= 12  # an image of 8 x 8 has few crops: some draws are alike
+    assert equal(stacked, signals(stage(made, tmp_path / "b", "auto")))
+    lens = training.adversary
+    sent = made.progress.snapshots[training.round].sent
+    plain = extract_signals(replace(lens, query_keys=None), sent)
+    asked = extract_signals(lens, sent)
+    assert asked.keys() - plain.keys() == {f"{surface}|{QUERIED_CONFIDENCE}"}
+    assert all(torch.equal(asked[key], value) for key, value in plain.items())
+    other = extract_signals(replace(lens, query_keys=Keys(1)), sent)
+    assert not torch.equal(other[f"{surface}|{QUERIED_CONFIDENCE}"], asked[f"{surface}|{QUERIED_CONFIDENCE}"])
+
+
+def test_copies_are_drawn_as_the_distillation_draws_its_transforms(tmp_path: Path) -> None:
+    """By hand, for the client's and the server's model: draw 5, then the model, then the logarithm of the odds."""
+    made = few_worlds("fedlgd")
+    plan, lens = made.plan, made.adversary_view(0)
+    drawn = plan.keys.fold("audit", "queries", 5).torch()
+    copies = draw_transform(plan.method.virtual.warmup.augment, plan.problem.shape, drawn)(lens.candidates.x)
+    sent = made.progress.snapshots[0].sent
+    model = plan.method.classifier(plan.problem).eval()
+    for state, found in (
+        (sent["update"], extract_signals(lens, sent)["update|queried_confidence"]),
+        (
+            unpack("model", made.progress.server),
+            federations.server_signals(plan, made.progress.server, lens, plan.method.broadcast(made.progress.server))["global_model|queried_confidence"],
+        ),
+    ):
+        model.load_state_dict(dict(state))
+        with torch.no_grad():
+            expected = logit_scaled(model(copies), lens.candidates.y).float()
+        torch.testing.assert_close(found[:, 5], expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("algo", ["feddm", "fedavg"])
+def test_records_that_are_read_as_they_are_are_asked_about_once(algo: str, tmp_path: Path) -> None:
+    made = few_worlds(algo)
+    training = stage(made, tmp_path, "auto")
+    assert training.adversary.copies_of_records() == []
+    for view in client_views(made, training.round, signals(training)):
+        assert view.worlds is not None and not view.worlds.queries
 
 
 @pytest.mark.parametrize(("algo", "training"), [("feddm", "auto"), ("fedavg", "vectorised"), ("scaffold", "vectorised"), ("fedavg", "loop")])
