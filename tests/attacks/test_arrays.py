@@ -138,7 +138,7 @@ EXAMPLES: dict[str, Callable[[], tuple[Any, ...]]] = {
     "inversion.labels:count_labels": lambda: (Y, 3),
     "inversion.copy_detection:count_copies": lambda: (IMAGES, IMAGES, OTHERS),
     "inversion.copy_detection:nearest_records": lambda: (random(6, 4), random(5, 4, seed=1), 2),
-    "inversion.copy_detection:is_copy_of_any": lambda: (random(6, 4), random(5, 4, seed=1)),
+    "inversion.copy_detection:copies_in_pool": lambda: (random(6, 4), random(5, 4, seed=1)),
     "inversion.copy_detection:compare_copies": lambda: (IMAGES, IMAGES, OTHERS, generator()),
     "statistics:examine_low_bits": lambda: (random(200), 1.0),
     "statistics:is_off_lattice": lambda: (random(20), 0.25),

@@ -10,7 +10,7 @@ import pytest
 import torch
 from sklearn.neighbors import NearestNeighbors
 
-from attacks.inversion.copy_detection import count_copies, is_copy_of_any, nearest_records
+from attacks.inversion.copy_detection import copies_in_pool, count_copies, nearest_records
 from attacks.types import Surface
 from privdd import api
 from privdd.api import audit_synthetic
@@ -178,9 +178,34 @@ def test_distances_are_those_of_scikit_learn() -> None:
     assert np.allclose(found, known) and np.array_equal(at, where)
     with pytest.raises(ValueError, match="2 records in the pool, 3 nearest"):
         nearest_records(a, b[:2], 3)
-    assert is_copy_of_any(torch.cat([b[:2], a[:1]]), b).tolist() == [True, True, False]
+    assert copies_in_pool(torch.cat([b[:2], a[:1]]), b).tolist() == [0, 1, -1]
+    zeros = torch.tensor([[0.0, 1.0]])
+    assert copies_in_pool(-zeros * torch.tensor([[1.0, -1.0]]), zeros).tolist() == [0]  # -0 is 0
     units = coordinate_scales(torch.tensor([[1.0, 5.0], [3.0, 5.0]]), False)
     assert units.tolist() == pytest.approx([2**0.5, 1.0]) and flatten_records(a, units[[0] * 6])[0, 0] == a[0, 0] / 2**0.5
+
+
+@pytest.mark.parametrize("shift", [0.0, 1e7])
+def test_counts_of_copies_are_those_of_all_pairs(shift: float) -> None:
+    """Copies and near copies of either side, repeated records and records far from zero, by the distance of every pair."""
+    rng = np.random.default_rng(int(shift))
+    train = shift + rng.integers(0, 4, (700, 9)) + rng.normal(size=(700, 9)) * (rng.random((700, 1)) < 0.5)
+    heldout = shift + rng.normal(size=(350, 9)) * 2
+    train[600:] = train[:100]
+    near = [side[:60] + rng.normal(size=(60, 9)) * rng.choice([0.0, 0.01, 0.4], (60, 1)) for side in (train, heldout)]
+    made = np.concatenate([*near, shift + rng.normal(size=(400, 9))])
+    to_train = np.linalg.norm(made[:, None] - train[None], axis=2)
+    to_heldout = np.linalg.norm(made[:, None] - heldout[None], axis=2)
+    usual = np.linalg.norm(train[:, None] - heldout[None], axis=2).min()
+    found = count_copies(made, train, heldout)
+    assert found.exact == (to_train == 0).any(1).sum() > 10
+    assert found.exact_heldout == (to_heldout == 0).any(1).sum() > 10
+    assert found.near == (to_train.min(1) < usual).sum() > found.exact
+    assert found.near_heldout == (to_heldout.min(1) < usual).sum() > found.exact_heldout
+    assert np.allclose(found.distance, to_train.min(1)) and np.array_equal(found.distance == 0, to_train.min(1) == 0)
+    assert np.array_equal(to_train[np.arange(len(made)), found.place], to_train.min(1))
+    every, where = nearest_records(made, train)
+    assert np.allclose(every[:, 0], to_train.min(1)) and np.array_equal(where[:, 0], found.place)
 
 
 def test_signals_point_at_members() -> None:
