@@ -55,6 +55,8 @@ INSIDE = {
     "membership.attack:score_leave_one_out": "scores an audit's Worlds",
     "membership.attack:membership_measures": "scores an audit's Worlds",
     "membership.attack:one_run_bound": "scores an audit's Worlds",
+    "membership.attack:measure_rates_per_record": "scores an audit's Worlds",
+    "membership.calibration:calibrate_by_record": "scores an audit's Worlds",
     "inversion.labels:sent_class_counts": "reads an audit's Capture",
     "membership.nearest_row:map_to_rows": "reads an audit's View",
     "membership.quantile:standardise_scores": "rows of its own regression",
@@ -207,7 +209,16 @@ def test_every_public_function_of_tensors_has_the_door() -> None:
     assert [one for one in INSIDE if not hasattr(importlib.import_module(f"attacks.{one.partition(':')[0]}"), one.partition(":")[2])] == []
 
 
-@pytest.mark.parametrize("name", sorted(PUBLIC))
+NEEDS_WEIGHTS = "images:lpips"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(name for name in sorted(PUBLIC) if name != NEEDS_WEIGHTS),
+        pytest.param(NEEDS_WEIGHTS, marks=pytest.mark.extra("lpips_weights")),
+    ],
+)
 def test_arrays_give_the_same_numbers_as_arrays(name: str) -> None:
     told = call(PUBLIC[name], EXAMPLES[name]())
     made = call(PUBLIC[name], tuple(as_arrays(one) for one in EXAMPLES[name]()))

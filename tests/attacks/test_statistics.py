@@ -75,6 +75,7 @@ def test_bisection_stays_where_the_test_refutes() -> None:
 OTHER_USES = {
     ("attacks/statistics.py", "betaincinv"), ("attacks/statistics.py", "binom"), ("attacks/statistics.py", "binomtest"),
     ("attacks/epsilon.py", "betainc"), ("attacks/epsilon.py", "betaincinv"),  # a posterior, and angles on a sphere
+    ("attacks/roc.py", "beta"), ("attacks/roc.py", "betaincinv"),  # Jeffreys' interval at an effective sample size
     ("privdd/blackbox/identification_games.py", "betaincinv"),  # angles on a sphere
     ("privdd/blackbox/noise_laws.py", "betainc"), ("privdd/blackbox/noise_laws.py", "beta"),  # angles on a sphere
     ("privdd/auditing/dp_tests/randomness_statistics.py", "beta"),  # of a correlation

@@ -33,7 +33,6 @@ from privdd.verification.run_folder import verify_run as check
 from tests.conftest import SmallAudit
 
 Audited = Callable[[str], SmallAudit]
-OLD = Path(__file__).parents[1] / "cli" / "old_runs" / "finished"
 EVIDENCE = "evidence/update.lira.safetensors"
 
 
@@ -281,16 +280,6 @@ def test_no_page_and_no_comparison_of_an_edited_run(name: str, run: Path, tmp_pa
         with pytest.raises(DamagedRun, match="stored"):
             compare_verified([run], tmp_path / "out")
     assert not (tmp_path / "out").exists() and not (run / "report.html").exists()
-
-
-def test_a_run_of_an_earlier_version_opens_if_its_numbers_agree(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = Path(shutil.copytree(OLD, tmp_path / "old"))
-    assert load_run(folder).findings.run.algo == "feddm"
-    assert verify.main([str(folder)]) == 1 and "lists no digests" in capsys.readouterr().err
-    at = next(at for at, one in enumerate(read_json(folder / F)["findings"]) if one.get("auc", 0.5) != 0.5)
-    change(folder, F, "findings", at, "auc", 0.5)
-    with pytest.raises(DamagedRun, match="auc"):
-        load_run(folder)
 
 
 def test_files_beside_the_run_are_said_and_forgiven(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

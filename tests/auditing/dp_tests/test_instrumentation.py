@@ -119,7 +119,8 @@ def test_the_second_run_has_the_first_ones_outputs() -> None:
 
     assert told(plan) == set()
     (said,) = told(replace(plan, mechanisms={**plan.mechanisms, "embedding": Tells(5.0, 1.0, place="why")}))
-    assert said == "the ledger row of 'embedding' tells about the records, in why"
+    assert said.message == "embedding"
+    assert said.says == "the ledger row of 'embedding' tells about the records, in why"
 
 
 def test_how_often_a_mechanism_is_applied_is_looked_at() -> None:

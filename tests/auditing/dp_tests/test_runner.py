@@ -62,7 +62,7 @@ def test_the_printed_step_exceeds_what_the_paper_states():
     assert all(r["epsilon_stated"] == pytest.approx(stated, rel=0.01) for r in rows.values())  # whole copies
     assert rows["t2_likelihood_ratio"]["epsilon_measured"] > stated
     assert decide_verdict(FINITE, None, found) == "contradiction"
-    assert {str(f.surface) for f in found} == {"synthetic_images"}
+    assert {str(f.surface) for f in found} == {"gradient"}
 
 
 @pytest.mark.parametrize("name", list(SOUND))

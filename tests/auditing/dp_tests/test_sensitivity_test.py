@@ -15,6 +15,7 @@ from attacks.canaries import Canaries, join_canaries, out_of_distribution_canari
 from privdd.auditing.dp_tests.sensitivity_test import (
     UNBOUNDED,
     ExaminedRound,
+    PresenceEffects,
     SensitivityTally,
     change_of_others,
     measure_presence,
@@ -56,8 +57,15 @@ def changed(method: Sends, count: int = 20) -> tuple[float, float, str]:
     guest = Records(torch.ones(1, 1, 2, 2), torch.zeros(1).long(), torch.zeros(1).long())
     plan = Plan(Keys(0), Problem((1, 2, 2), 2, 1), method, {"embedding": ClippedSum(1.0, 1.0)})
     few = base.take(torch.arange(6))
-    found, said = measure_presence(ExaminedRound(plan, Snapshot(0, {}, {}), shard, Keys(1)), few, guest, {"embedding": 1})
-    return found["embedding"].total, found["embedding"].moved, said
+    examined = ExaminedRound(plan, Snapshot(0, {}, {}), shard, Keys(1))
+    return presence_of(measure_presence(examined, few, guest, {"embedding": 1}))
+
+
+def presence_of(effects: PresenceEffects) -> tuple[float, float, str]:
+    """(total, moved, words) of the query "embedding"."""
+    effect = effects.by_query["embedding"]
+    words = [effects.leak, *effects.told.values()]
+    return effect.total, effect.moved, "; ".join(word for word in words if word)
 
 
 def test_a_guest_of_norm_two_is_clipped_to_one_unit() -> None:
@@ -132,8 +140,8 @@ def drawn(method: Drawing, seed: int = 0) -> tuple[float, float, str]:
     guest = Records(torch.ones(1, 1, 2, 2), torch.zeros(1).long(), torch.zeros(1).long())
     plan = Plan(Keys(seed), Problem((1, 2, 2), 2, 1), method, {"embedding": ClippedSum(1.0, 1.0, 0.5)})
     shard, few = Shard(0, base, base.take([0]), base.take([1]), 2), base.take(torch.arange(6))
-    found, said = measure_presence(ExaminedRound(plan, Snapshot(0, {}, {}), shard, Keys(seed + 1)), few, guest, {"embedding": 2})
-    return found["embedding"].total, found["embedding"].moved, said
+    examined = ExaminedRound(plan, Snapshot(0, {}, {}), shard, Keys(seed + 1))
+    return presence_of(measure_presence(examined, few, guest, {"embedding": 2}))
 
 
 ORDERS: dict[str, Callable[[Tensor, Any], Tensor]] = {
