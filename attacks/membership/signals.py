@@ -176,6 +176,7 @@ def _norm_products(a: Tensor, b: Tensor) -> Tensor:
 
 
 READOUT_RIDGE = 1e-2  # of the linear readout that stands for "a model trained on the shared synthetic set"
+MAX_KERNEL_ROWS = 2000  # of a readout, whose kernel takes time that grows with their cube
 
 
 @accepts_numpy
@@ -188,12 +189,21 @@ def class_mean_embeddings(embeddings: Tensor, labels: Tensor, classes: int) -> T
 @accepts_numpy
 def ridge_readout(inside: Tensor, labels: Tensor, own: Tensor, classes: int) -> Tensor:
     """Ridge regression of one-hot ``labels`` (m,) on ``inside`` (m, d), in closed form: (n, C) logits for ``own``; zeros where
-    m = 0."""
+    m = 0.
+
+    X^T (X X^T + a I)^-1 T = (X^T X + a I)^-1 X^T T,  whose right side takes (d, d) numbers and the left side (m, m)
+    """
     if not len(inside):
         return own.new_zeros(len(own), classes)
-    scale, eye = inside.square().sum(1).mean().clamp_min(1e-12), torch.eye(len(inside), device=inside.device)
-    kernel = inside @ inside.T / scale + READOUT_RIDGE * len(inside) ** 0.5 * eye
-    targets = F.one_hot(labels.long(), classes).to(kernel.dtype) - 1 / classes
+    scale = inside.square().sum(1).mean().clamp_min(1e-12)
+    ridge = READOUT_RIDGE * len(inside) ** 0.5
+    targets = F.one_hot(labels.long(), classes).to(inside.dtype) - 1 / classes
+    if len(inside) > max(MAX_KERNEL_ROWS, inside.shape[1]):
+        features = inside.double()
+        gram = features.T @ features / scale + ridge * torch.eye(inside.shape[1], device=inside.device)
+        weights = torch.linalg.solve(gram, features.T @ targets.double() / scale)
+        return 10 * own @ weights.to(own.dtype)
+    kernel = inside @ inside.T / scale + ridge * torch.eye(len(inside), device=inside.device)
     return 10 * (own @ inside.T / scale) @ torch.linalg.solve(kernel, targets)
 
 

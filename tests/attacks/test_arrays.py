@@ -180,6 +180,8 @@ EXAMPLES: dict[str, Callable[[], tuple[Any, ...]]] = {
     "membership.signals:output_gradient": lambda: (random(6, 3), Y),
     "membership.threshold:loss_threshold": lambda: (random(6),),
     "membership.attack:measure_by_kind": lambda: (random(40, 60), coins(40, 60), {"kinds": {"mislabelled": torch.arange(5)}}),
+    "membership.attack:measure_rates_per_record": lambda: (random(40, 30), torch.cat([coins(20, 30), ~coins(20, 30)])),
+    "membership.calibration:calibrate_by_record": lambda: (random(40, 30), torch.cat([coins(20, 30), ~coins(20, 30)])),
     "membership.attack:measure_worst_records": lambda: (random(40, 30), torch.cat([coins(20, 30), ~coins(20, 30)])),
 }  # fmt: skip
 

@@ -3,8 +3,15 @@
 import numpy as np
 import pytest
 import torch
+from sklearn.linear_model import Ridge
 
-from attacks.membership.signals import class_ridge_coefficients, ridge_coefficients, ridge_solver
+from attacks.membership.signals import (
+    READOUT_RIDGE,
+    class_ridge_coefficients,
+    ridge_coefficients,
+    ridge_readout,
+    ridge_solver,
+)
 
 
 def directions(n=7, p=30, seed=0):
@@ -54,3 +61,14 @@ def test_each_class_is_solved_by_itself() -> None:
     means[1] = torch.nan
     again = class_ridge_coefficients(means, own, labels, 1e-9)
     assert (again[labels == 1] == 0).all() and torch.equal(again[labels != 1], found[labels != 1])
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(40, 6), (40, 60), (2500, 6)])
+def test_readout_is_ridge_regression_however_many_rows(rows: int, columns: int) -> None:
+    """The penalty of scikit-learn is a ridge times the mean squared length of a row; many rows take no kernel of all pairs."""
+    g = torch.Generator().manual_seed(rows)
+    inside, own = torch.randn(rows, columns, generator=g), torch.randn(9, columns, generator=g)
+    labels = torch.randint(3, (rows,), generator=g)
+    penalty = READOUT_RIDGE * rows**0.5 * float(inside.square().sum(1).mean())
+    known = Ridge(alpha=penalty, fit_intercept=False).fit(inside, torch.eye(3)[labels] - 1 / 3).predict(own)
+    assert np.allclose(ridge_readout(inside, labels, own, 3), 10 * known, atol=1e-4)
