@@ -55,6 +55,8 @@ NOT_RUN = {
     "make audit": "installs into an environment of its own, then runs privdd.audit algo=fedfed, which is run here",
     "python3 -m venv": "installs into an environment of its own; tests/system/test_wheel.py installs what is built",
     "make test": "is how tests are run",
+    "python make_data.py": "its block is run by tests/system/test_flower_loopback.py",
+    "flwr run": "starts Flower's simulation: tests/system/test_flower_loopback.py (nightly)",
 }
 # How a block of Python begins -> the test that runs it.
 PYTHON = {
@@ -62,6 +64,7 @@ PYTHON = {
     "# mine/": "tests/system/test_readme.py:test_the_examples_run_together",
     "# test_signs.py": "tests/system/test_readme.py:test_the_contract_check_runs",
     "# tapped_app.py": "tests/system/test_flower_loopback.py",
+    "# make_data.py": "tests/system/test_flower_loopback.py",
     "from nvflare import FilterType": "tests/integrations/test_nvflare_recorder.py",
     "from sklearn.datasets import load_digits": "tests/external/test_tutorial.py",
     "import numpy as np\nimport torch\nfrom sklearn": "tests/attacks/test_library.py:test_the_tutorial_runs_and_finds_the_members",
