@@ -55,8 +55,6 @@ INSIDE = {
     "membership.attack:score_leave_one_out": "scores an audit's Worlds",
     "membership.attack:membership_measures": "scores an audit's Worlds",
     "membership.attack:one_run_bound": "scores an audit's Worlds",
-    "membership.attack:measure_rates_per_record": "scores an audit's Worlds",
-    "membership.calibration:calibrate_by_record": "scores an audit's Worlds",
     "inversion.labels:sent_class_counts": "reads an audit's Capture",
     "membership.nearest_row:map_to_rows": "reads an audit's View",
     "membership.quantile:standardise_scores": "rows of its own regression",
