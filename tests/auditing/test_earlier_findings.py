@@ -22,7 +22,7 @@ from privdd.cli.stored_config import config_of_stored_run, load_stored_config
 from privdd.core.validation import BadConfig
 from privdd.reporting.page import write_report
 from privdd.reporting.run_record import attack_commands, read_run_record
-from privdd.runtime.files import read_json
+from privdd.runtime.files import HALF_WRITTEN_PREFIX, read_json
 from privdd.runtime.run_folder import RunFolder, write_tensors
 from privdd.runtime.seal import seal_folder
 from privdd.verification.run_folder import verify_run as check
@@ -177,7 +177,8 @@ def test_the_page_says_which_command_ran_which_attack(run: Path) -> None:
 
 
 def test_what_a_killed_run_left_half_written_is_removed_and_in_no_seal(run: Path) -> None:
-    left = [run / "evidence" / ".update.lira.safetensors.ab12cd34", run / ".ledger.json.0a1b2c3d"]
+    name = f"{HALF_WRITTEN_PREFIX}1234.{'0a1b2c3d' * 2}"
+    left = [run / "evidence" / name, run / name]
     for file in left:
         file.write_bytes(b"half")
     seal_folder(run)

@@ -346,8 +346,8 @@ def test_what_the_message_says_to_add_is_enough(algo):
 @pytest.mark.parametrize("attack", ["lira", "fusion"])
 def test_a_signal_that_a_surface_lacks_is_named_with_those_it_has(attack, tmp_path):
     run_audit(small_config(f"attack=[{attack}]", f"attack.{attack}.signal=nowhere", "audit.worlds=5", "audit.require=some"), tmp_path, [])
-    notes = [row.note for row in load_findings(tmp_path).findings if row.surface == "update" and row.status == "failed"]
-    assert notes and all("failed: ValueError: signal='nowhere': surface update has ['align" in str(note) for note in notes)
+    notes = [row.note for row in load_findings(tmp_path).findings if row.surface == "update" and row.status == "nothing_to_read"]
+    assert notes and all("no signal nowhere on update, which has align" in str(note) for note in notes)
 
 
 def test_an_attack_that_breaks_ends_and_the_others_go_on(tmp_path, monkeypatch, capsys):
@@ -370,11 +370,13 @@ def test_a_surface_that_its_only_attack_could_not_read_was_not_attacked() -> Non
     sent = {release.surface for release in progress.ledger.releases}
     mute = [Finding(Surface(one), "rank", Family.MEMBERSHIP, Adversary.SERVER, dict(note)) for one in sent]
     experiment = build_experiment(tiny_config("fedavg", command="audit"))
-    rows = list(findings._surface_rows(experiment, progress, mute, {}))
+    run = SimpleNamespace(experiment=experiment, progress=progress)
+    state = SimpleNamespace(finished_run=run, attacks={})
+    rows = list(findings._surface_rows(state, mute))
     assert len(rows) >= 2
     assert {row["audited"] for row in rows} == {f"not attacked: rank could not read it; {note['note']}"}
     with pytest.raises(RuntimeError, match="neither attacked nor waived"):
-        list(findings._surface_rows(experiment, progress, [], {}))
+        list(findings._surface_rows(state, []))
 
 
 # Which bound is a run's certified epsilon: the largest that speaks of the whole run, and says what it trusts.
@@ -603,10 +605,12 @@ def test_external_scores_are_judged_by_the_same_rule(
 
     monkeypatch.setattr(commands, "audit_scores", scored)
     monkeypatch.setattr("privdd.reporting.page.write_report", lambda path: path / "report.html")
-    config = compose_config("audit", ["scores=none.npz", f"privacy.epsilon={'null' if stated is None else stated}"])
-    status = commands.audit_external_scores(config, tmp_path, [])
+    scores = tmp_path / "scores.npz"  # the result says which arrays it holds
+    np.savez(scores, scores=np.arange(4.0), member=np.arange(4) % 2)
+    config = compose_config("audit", [f"scores={scores}", f"privacy.epsilon={'null' if stated is None else stated}"])
+    status = commands.audit_external_scores(config, tmp_path / "run", [])
     broken = above and validity == FINITE and stated is not None
-    assert load_findings(tmp_path).verdict == ("contradiction" if broken else "unprotected")
+    assert load_findings(tmp_path / "run").verdict == ("contradiction" if broken else "unprotected")
     assert status == (2 if broken else 0)
 
 
