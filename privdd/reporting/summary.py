@@ -355,9 +355,12 @@ def _membership_gap(findings: Findings) -> str:
     if worst.beats_guessing:
         return ""
     unread, tried = unread_attacks(findings.findings)
+    readers = len(tried) - len(unread)
     which = "No membership attack was"
-    if unread:
-        which = f"Of the {len(tried) - len(unread)} membership attacks that had something to read none was"
+    if unread and readers == 1:
+        which = "The membership attack that had something to read was not"
+    elif unread:
+        which = f"Of the {readers} membership attacks that had something to read none was"
     return f"{which} shown to do better than chance, not at {one_in(worst.fpr)} false alarms either."
 
 
