@@ -85,6 +85,8 @@ def test_every_public_name_is_documented(site: Path) -> None:
 
 
 UNLISTED = {
+    "attacks.command_line": "the parser of the commands: how a wrong option is answered",
+    "attacks.machine": "what a command may take from its machine: a switch, no attack",
     "attacks.validation": "checks of an archive, of an attack's class and of settings",
 }
 
