@@ -78,7 +78,7 @@ def typed(*more: str) -> list[str]:
     return ["run=run", f"target.model={__file__}:net", "target.train=train.npz", "target.heldout=out.npz", *more]
 
 
-STATED = ("stated.epsilon=8", "stated.delta=1e-5", "stated.relation=add_remove")
+STATED = ("stated.epsilon=8", "stated.delta=1e-8", "stated.relation=add_remove")
 
 
 def asked(argv: list[str], monkeypatch: pytest.MonkeyPatch) -> int:
@@ -94,7 +94,7 @@ def test_a_leaking_client_is_found_out_and_the_folder_agrees_with_itself(here: P
     federation(here / "run", records(1))
     assert asked(typed("target.client=5", "out=audit", *STATED, "fail_on.auc=0.6"), monkeypatch) == 3
     first, *_, last = capsys.readouterr().out.splitlines()
-    answer = "epsilon 8 at delta 1e-5 (stated, add/remove; 16 at 0.0298 for an exchange) is not contradicted, and not proven either"
+    answer = "epsilon 8 at delta 1e-8 (stated, add/remove; 16 at 3e-5 for an exchange) is not contradicted, and not proven either"
     assert first.startswith(f"{answer}: shown at least ")
     assert last.startswith("policy: broken: auc: AUC of membership: between 0.")
     found = measured(here / "audit")
@@ -154,7 +154,7 @@ def test_a_claim_of_almost_no_noise_is_shown_and_not_compared(here: Path) -> Non
         ([*typed()[:3], "target.client=5"], "target.heldout"),
         (typed("target.client=5", "target.shadows=4"), "target.shadows: not read of a recording"),
         (typed("target.client=5", "confidence=0"), "confidence=0: a number in (0, 1)"),
-        (typed("target.client=5", "out=run"), "run: holds a run already"),
+        (typed("target.client=5", "out=run"), "run: holds files of something else"),
         (["run=run", "target.model=json:loads", *typed()[2:], "target.client=5"], "model="),
     ],
 )  # fmt: skip

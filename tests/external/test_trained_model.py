@@ -147,7 +147,7 @@ def test_a_folder_that_holds_a_run_is_refused_before_anything_is_trained(tmp_pat
     (tmp_path / "findings.json").touch()
     asked: list[int] = []
     for audit, given, how in ((audit_model, forgetful, "fit"), (audit_synthetic, TRAIN, "generator")):
-        with pytest.raises(BadConfig, match="holds a run already"):
+        with pytest.raises(BadConfig, match=r"holds files of something else \(findings.json\)"):
             audit(given, train=TRAIN, heldout=HELDOUT, out=tmp_path, **{how: lambda x, y, seed: asked.append(seed)})
     assert asked == []
 
