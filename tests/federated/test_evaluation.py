@@ -72,13 +72,13 @@ def test_the_first_round_without_a_model_is_kept(caplog: pytest.LogCaptureFixtur
 @pytest.mark.parametrize("more", [(), ("privacy=dpsgd",)], ids=["plain", "dpsgd"])
 def test_training_alone_says_so(more: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = tiny_config("fedavg", *WILD, *more)
-    assert run_training(config, tmp_path / "wild", ()) == 0
+    assert run_training(config, tmp_path / "wild", ()) == 1
     out = capsys.readouterr().out
     assert out.startswith("training diverged in round ") and "accuracy 0" not in out and "epsilon" in out
     stored = json.loads((tmp_path / "wild" / "training.json").read_text())
     assert isinstance(stored["diverged"], int) and set(stored["accuracy_by_round"][stored["diverged"] :]) == {0.0}
     tame = tiny_config("fedavg", "algo.lr=0.1", "algo.rounds=2", "model=mlp", *more)
-    run_training(tame, tmp_path / "tame", ())
+    assert run_training(tame, tmp_path / "tame", ()) == 0
     assert json.loads((tmp_path / "tame" / "training.json").read_text())["diverged"] is None
     capsys.readouterr()
     folders = [tmp_path / "wild", tmp_path / "tame"]
