@@ -29,11 +29,19 @@ SMALL = ["preset=smoke", "data.limit=90", "partition=iid", "partition.clients=2"
 NAMES = ["plain", "a b", "négé中", "it's", "a=b", "{x}", "back\\slash", 'say "x"', "$HOME", "a(b)", "50%", "tail\\"]
 
 
+def run_folder_at(path: Path) -> Path:
+    """A folder that is there, with the file by which a run is known."""
+    path.mkdir(parents=True)
+    (path / "config.yaml").write_text("{}\n")
+    return path
+
+
 @pytest.mark.parametrize("name", NAMES)
-def test_a_path_comes_through_the_shell_and_hydra(name: str) -> None:
+def test_a_path_comes_through_the_shell_and_hydra(name: str, tmp_path: Path) -> None:
     """What is printed, pasted into a shell and read by Hydra, is the path again."""
-    (word,) = shlex.split(format_shell_assignment("resume", f"/runs/{name}"))
-    assert check_command("train", quote_paths([word])).resume == f"/runs/{name}"
+    path = run_folder_at(tmp_path / name)
+    (word,) = shlex.split(format_shell_assignment("resume", str(path)))
+    assert check_command("train", quote_paths([word])).resume == str(path)
     assert quote_paths([format_assignment("resume", name)]) == [format_assignment("resume", name)]  # once quoted, it stays
 
 
@@ -44,13 +52,16 @@ def test_a_path_needs_no_quotes_of_hydra(name: str, tmp_path: Path) -> None:
     assert config.data.root == f"{tmp_path / name}.npz" and build_experiment(config).dataset.classes == 3
 
 
-def test_the_resume_hint_can_be_pasted() -> None:
-    config = config_of("train", "preset=smoke", "data=npz", "data.root=/data/rené x.npz")
-    with pytest.raises(KeyboardInterrupt) as caught, print_resume_command("train", Path("/runs/a é"), config):
+def test_the_resume_hint_can_be_pasted(tmp_path: Path) -> None:
+    records = tmp_path / "rené x.npz"
+    np.savez(records, x=np.zeros((30, 4, 4), np.uint8), y=np.arange(30) % 3)
+    folder = run_folder_at(tmp_path / "a é")
+    config = config_of("train", "preset=smoke", "data=npz", f"data.root={records}")
+    with pytest.raises(KeyboardInterrupt) as caught, print_resume_command("train", folder, config):
         raise KeyboardInterrupt
     words = shlex.split(str(caught.value))
     found = check_command("train", ["data=npz", *words[words.index("privdd.train") + 1 :]])
-    assert (found.resume, found.data.root) == ("/runs/a é", "/data/rené x.npz")
+    assert (found.resume, found.data.root) == (str(folder), str(records))
 
 
 @pytest.mark.parametrize(
