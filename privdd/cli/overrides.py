@@ -285,7 +285,7 @@ def _check_known_key(config: DictConfig, key: str) -> None:
 
 INTERPOLATION = re.compile(r"\$\{([\w.]+)\}")
 MECHANISM_SETTINGS = ("noise_multiplier", "clip_norm")  # PrivacySettings only records them
-NOISE_SETTINGS = ("noise_source", "paired_noise", "secret", "epsilon")  # without a mechanism there is none
+NOISE_SETTINGS = ("noise_source", "paired_noise", "secret", "epsilon", "budget")  # without a mechanism there is none
 SETTINGS_WITH_SCORES = ("scores", "scores_surface", "name", "seed", "tracking", "preset", "attack", "audit.confidence",
                "privacy.delta", "privacy.epsilon")  # fmt: skip
 

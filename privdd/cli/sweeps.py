@@ -156,7 +156,9 @@ class Sweep:
     def finish_sweep(self) -> int:
         """Write the comparison of all finished points -> 2 after a contradiction, 1 after a failure, else 0."""
         found = self.point_statuses()
-        done = [path for path in found if is_sealed(path, self.command)]  # a training that diverged is shown too
+        # A training that diverged has status 1 and is shown too. A point that says that it ended and is not as it
+        # was sealed stays in the list: reading it ends in one line, where leaving it out would say nothing.
+        done = [path for path, status in found.items() if status != 1 or is_sealed(path, self.command)]
         failed = [path for path, status in found.items() if status == 1]
         print(f"\nsweep: {len(done)} of {len(found)} points finished in {self.folder}")
         for path in failed:

@@ -22,8 +22,12 @@ def test_every_choice_is_listed(command: str) -> None:
 
 
 @pytest.mark.parametrize("command", ["audit", "train"])
-def test_examples_are_accepted(command: str) -> None:
+def test_examples_are_accepted(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(COMMAND_EXAMPLES[command]) == 5
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "outputs" / "..."  # as the examples write it
+    folder.mkdir(parents=True)
+    (folder / "config.yaml").write_text("{}\n")
     for arguments, _ in COMMAND_EXAMPLES[command]:
         check_command(command, shlex.split(arguments))
 

@@ -56,6 +56,15 @@ TAKEN = [
 ]
 
 
+@pytest.fixture(autouse=True)
+def named_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The files that the settings name."""
+    for name in ("x.npz", "mine.npz"):
+        (tmp_path / name).write_bytes(b"")
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path)
+
+
 @pytest.mark.parametrize(("typed", "said"), REFUSED, ids=[" ".join(typed) for typed, _ in REFUSED])
 def test_what_nothing_reads_is_refused(typed: Sequence[str], said: str) -> None:
     with pytest.raises(BadConfig, match=said) as caught:
@@ -82,7 +91,7 @@ def test_what_is_read_is_taken(typed: Sequence[str]) -> None:
 def test_a_key_is_refused_exactly_where_it_changes_no_mechanism(privacy: str) -> None:
     """The oracle: the mechanisms with another value there, once all is resolved."""
     keys = [str(key) for key in compose_config("train", [f"privacy={privacy}"]).privacy]
-    for key in set(keys) - {"name", "mechanisms", "delta", "unit", "relation", "epsilon", "noise_source", "secret", "paired_noise"}:
+    for key in set(keys) - {"name", "mechanisms", "delta", "unit", "relation", "epsilon", "noise_source", "secret", "paired_noise", "budget"}:
         before, after = (compose_config("train", [f"privacy={privacy}", f"privacy.{key}={value}"]) for value in (0.123, 0.456))
         try:
             check_settings_used(after, [f"privacy.{key}=0.456"])

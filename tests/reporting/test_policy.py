@@ -86,7 +86,7 @@ def test_a_verdict_that_is_not_listed_breaks_the_policy(audited: Callable[[str],
     found = load_findings(audited("fedavg").path)
     assert outcome(found, verdicts=["consistent"]) == "broken"
     assert outcome(found, verdicts=["consistent", "unprotected", "untested"]) == "holds"
-    nothing_sent = found.model_copy(update={"surfaces": [], "verdict": "untested"})
+    nothing_sent = found.model_copy(update={"surfaces": [], "verdict": "consistent"})  # the verdict of no surface
     assert outcome(nothing_sent, verdicts=["consistent"]) == "not decided"
     untested = found.model_copy(update={"surfaces": [row.model_copy(update={"verdict": "untested"}) for row in found.surfaces]})
     assert outcome(untested, verdicts=["consistent"]) == "not decided"

@@ -28,6 +28,7 @@ from privdd.reproduce.page import ENTRY_PAGE, reproduce_entry
 from privdd.reproduce.results import DIRECTIONS, SCHEMA, collect_results
 from privdd.reproduce.train import PaperCell, copy_row, find_same_training, load_stored_row, paper_cells, train_cells
 from privdd.runtime import process_pool as processes
+from privdd.runtime.seal import is_sealed, seal_folder
 from privdd.runtime.task_messages import decode_value, encode_value
 from tests.reporting.test_accessibility import look
 from tests.reporting.test_page_layout import measure
@@ -68,7 +69,8 @@ def test_a_copy_that_is_cut_off_is_no_finished_row(rows: Path, tmp_path: Path, m
     monkeypatch.setattr(same_training_module.shutil, "copy2", full)  # of the last file; copytree keeps its own
     with pytest.raises(OSError, match="No space left"):
         copy_row(source, tmp_path / "row")
-    assert (tmp_path / "row" / "manifest.json").is_file() and not (tmp_path / "row" / "training.json").exists()
+    assert (tmp_path / "row" / "ledger.json").is_file()
+    assert not is_sealed(tmp_path / "row")
 
 
 @pytest.mark.parametrize(
@@ -129,6 +131,8 @@ def test_a_row_without_a_model_is_not_shown(tmp_path: Path, monkeypatch: pytest.
     assert load_stored_row(cell, 0, tmp_path) is None  # not begun
     (tmp_path / "row").mkdir()
     (tmp_path / "row" / "training.json").write_text("{}")
+    assert load_stored_row(cell, 0, tmp_path) is None  # cut off before its seal
+    seal_folder(tmp_path / "row")
     assert load_stored_row(cell, 0, tmp_path) is not None
     progress.diverged = 3
     assert load_stored_row(cell, 0, tmp_path) is None

@@ -72,6 +72,12 @@ def test_an_example_has_at_most_fifteen_lines(stem: str) -> None:
 
 @pytest.mark.parametrize("line", commands())
 def test_the_commands_are_accepted(line: str, mine: Path) -> None:
+    for name in ("DIR", "runs/first"):  # runs that the lines name
+        (mine.parent / name).mkdir(parents=True)
+        (mine.parent / name / "config.yaml").write_text("{}\n")
+    (mine.parent / "policy.yaml").write_text("auc: 0.6\n")
+    (mine.parent / "mine.npz").write_bytes(b"")
+    (mine.parent / "pictures").mkdir()
     module, *argv = shlex.split(line)
     if "--help" in argv:
         return  # tested by itself
