@@ -267,13 +267,13 @@ def _examined(shares: int, draws: int = 150_000) -> UnevenNoiseStage:
 
 
 def test_the_stage_is_cheap_where_noise_is_of_one_size_and_finds_what_is_not() -> None:
-    """With few calls nothing is said of it, but that it was not looked at."""
+    """With few calls the check stays undecided, as the test was not made."""
     sound = _examined(1)
     sound.examine_uneven_noise()
     assert not sound.result.looks and sound.mechanism.calls < 1500
     short = _examined(6, 6000)
     short.examine_uneven_noise()
-    assert not short.result.looks and NAME in short.result.notes[-1]
+    assert not short.result.looks and NAME in short.result.undecided[-1]
     faulty = _examined(6)
     faulty.examine_uneven_noise()
     assert faulty.result.looks[0].outcome == "refuted" and faulty.shares.taken == 1

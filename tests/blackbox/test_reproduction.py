@@ -58,7 +58,7 @@ def run_alone(file: Path) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("name", "stated", "more"),
     [("raw", {"epsilon": 1.0, "delta": 0.0}, {"kind": "records"}), ("names", {"epsilon": 1.0, "delta": 1e-5}, {"kind": "records"}),
-     ("Gauss", {"epsilon": 1.0, "delta": 1e-5}, {"kind": "update", "args": {"std": 0.5}}), ("crowd", {"epsilon": 2.0, "delta": 1e-5}, {})],
+     ("Gauss", {"epsilon": 1.0, "delta": 1e-5}, {"kind": "update", "args": {"std": 0.5}}), ("crowd", {"epsilon": 2.0, "delta": 1e-5}, {"kind": "aggregate"})],
 )  # fmt: skip
 def test_what_is_refuted_is_shown_without_the_project(name: str, stated: dict[str, float], more: dict[str, object], tmp_path: Path) -> None:
     (tmp_path / "faulty.py").write_text(MECHANISMS)
