@@ -148,8 +148,9 @@ def patch_distance(records: Tensor, synthetic: Tensor) -> Tensor:
 
 def _half_patches(images: Tensor) -> Tensor:
     """(n, patches, c * h/2 * w/2) of images (n, c, h, w)."""
-    size = [max(1, side // 2) for side in images.shape[2:]]
-    step = [max(1, side // 2) for side in size]
+    height, width = images.shape[2:]
+    size = (max(1, height // 2), max(1, width // 2))
+    step = (max(1, size[0] // 2), max(1, size[1] // 2))
     return F.unfold(images, size, stride=step).transpose(1, 2)
 
 

@@ -290,8 +290,8 @@ def run_round(
         read = set[str]()
         watched = [replace(one, values=WatchedValues(one.values, read)) for one in messages]
         server = to_device(_aggregate_messages(plan, t, state, watched), "cpu")
-        unread, rows = {*plan.method.uploads} - read, ledger.releases
-        ids = [at for at in ids if rows[at].name not in unread]
+        unread = {*plan.method.uploads} - read
+        ids = [at for at in ids if ledger.releases[at].name not in unread]
     snapshots = _update_snapshots(plan, progress.snapshots, t, broadcast, before, inbox)
     moved = replace(
         progress,
