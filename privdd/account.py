@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 EXIT_REFUTED = 2
 NEXT_LINE = "+"
+ROUNDING = 1.01  # times a published epsilon: papers print two or three digits
 SAMPLINGS = ("full", "poisson", "shuffled", "balls_in_bins", "fixed_size")
 RELATION_WORDS = {
     "add_remove": "add/remove one {unit}",
@@ -113,8 +114,8 @@ def _split_lines(argv: Sequence[str]) -> list[list[str]]:
 
 
 def is_refuted(answer: Account, stated: float) -> bool:
-    """Whether some pair of neighbours costs more than the stated epsilon at this delta."""
-    return answer.epsilon_attained > stated
+    """Whether some pair of neighbours costs more than the stated epsilon at this delta, beyond its rounding."""
+    return answer.epsilon_attained > ROUNDING * stated
 
 
 def describe_account(answer: Account, stated: float | None = None, *, unit_is_given: bool = True) -> list[str]:
@@ -159,7 +160,7 @@ def _compare_with_stated(answer: Account, stated: float) -> str:
         return (
             f"stated ε = {stated:g} is too small: a pair of neighbours reaches at least {answer.epsilon_attained:.4g}"
         )
-    if answer.epsilon <= stated:
+    if answer.epsilon <= ROUNDING * stated:
         return f"stated ε = {stated:g} follows from these numbers: proven {answer.epsilon:.4g}"
     return (
         f"stated ε = {stated:g} is neither proven ({_show(answer.epsilon)} is) nor refuted "

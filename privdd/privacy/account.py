@@ -26,6 +26,7 @@ from privdd.privacy.accounting import (
     FINEST,
     NEIGHBOURS,
     POINTS,
+    Tally,
     UnsupportedEvent,
     bound_batch_epsilon,
     calibrate,
@@ -57,6 +58,7 @@ NO_AMPLIFICATION = (
     "no amplification is counted for batches of a fixed size: each step costs a full batch whose sum "
     "changes by {change} (coupled batches, joint convexity)"
 )
+ALLOCATION = "privacy loss distribution of random allocation (Feldman and Shenfeld 2025), by PLD_accounting"
 STATED = "optimal composition of (epsilon, delta) (Kairouz, Oh and Viswanath 2015, Theorem 3.3)"
 WITHOUT_REPLACEMENT = "RDP of sampling without replacement (Wang, Balle and Kasiviswanathan 2019)"
 
@@ -353,7 +355,11 @@ def _count_cost(lines: tuple[NoisedSteps, ...], delta: float, relation: Relation
         epsilon_rdp = _rdp_epsilon(total, lines, delta, relation)
         attained = _attained_epsilon(total, lines, delta, relation, epsilon_pld)
         bounds = naming_bounds(total, _levels(), relation=relation, delta=delta)
-    epsilon_pld = min(epsilon_pld, _tighter_batch_bound(lines, delta, relation))
+    proof = "; ".join(dict.fromkeys(_name_proof(line, relation) for line in lines))
+    by_allocation = _tighter_batch_bound(lines, delta, relation)
+    if by_allocation < epsilon_pld:
+        epsilon_pld = by_allocation
+        proof = ALLOCATION
     best = min(epsilon_pld, math.inf if epsilon_rdp is None else epsilon_rdp)
     capped = [min(bound, naming_bound_of_claim(best, delta, level)) for level, bound in zip(_levels(), bounds)]
     return Account(
@@ -365,7 +371,7 @@ def _count_cost(lines: tuple[NoisedSteps, ...], delta: float, relation: Relation
         epsilon_pld=epsilon_pld,
         epsilon_rdp=epsilon_rdp,
         epsilon_attained=min(attained, best),
-        proof="; ".join(dict.fromkeys(_name_proof(line, relation) for line in lines)),
+        proof=proof,
         mu=equivalent_mu(best, delta),
         identified=tuple(zip(CANDIDATES, capped[: len(CANDIDATES)])),
         detected=tuple(zip(FALSE_POSITIVE_RATES, capped[len(CANDIDATES) :])),
@@ -403,7 +409,7 @@ def _unproven_account(
     )
 
 
-def _stated_loss(total: Any, stated: Sequence[NoisedSteps], relation: Relation) -> pld.PrivacyLossDistribution:
+def _stated_loss(total: Tally, stated: Sequence[NoisedSteps], relation: Relation) -> pld.PrivacyLossDistribution:
     """The loss of noised sums and of releases that are stated as (epsilon, delta)."""
     largest = max(line.release_epsilon or 0.0 for line in stated)
     interval = max(FINEST, largest * sum(map(_count_releases, stated)) / POINTS)
@@ -419,7 +425,7 @@ def _count_releases(line: NoisedSteps) -> int:
     return line.steps_of_round * line.counted_rounds
 
 
-def _rdp_epsilon(total: Any, lines: Sequence[NoisedSteps], delta: float, relation: Relation) -> float | None:
+def _rdp_epsilon(total: Tally, lines: Sequence[NoisedSteps], delta: float, relation: Relation) -> float | None:
     """By Renyi divergences; batches of fixed size under replace have a bound of their own there."""
     if relation == "replace" and all(line.kind == "fixed_size" for line in lines):
         accountant = RdpAccountant(neighboring_relation=NEIGHBOURS["replace"])
@@ -455,7 +461,7 @@ def _batch_bounds(line: NoisedSteps, delta: float) -> tuple[float, float]:
 
 
 def _attained_epsilon(
-    total: Any, lines: Sequence[NoisedSteps], delta: float, relation: Relation, proven: float
+    total: Tally, lines: Sequence[NoisedSteps], delta: float, relation: Relation, proven: float
 ) -> float:
     """An epsilon that some pair of neighbours reaches, rounded downwards; 0 if none is known.
 
@@ -472,7 +478,7 @@ def _attained_epsilon(
     return 0.0
 
 
-def _optimistic_epsilon(total: Any, delta: float, relation: Relation, proven: float) -> float:
+def _optimistic_epsilon(total: Tally, delta: float, relation: Relation, proven: float) -> float:
     # Rounding each of n losses down by up to one cell lowers epsilon by up to n cells.
     steps = sum(n for _, n in total.poisson) + 1
     interval = min(max(ATTAINED_ERROR * proven / steps, FINEST_CELL), COARSEST_CELL)

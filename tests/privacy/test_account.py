@@ -140,6 +140,8 @@ def test_the_command_compares_with_a_published_epsilon(tmp_path: Path, capsys: p
     assert "add/remove one record" in shown
     assert json.loads(out.read_text())["refuted"] is True
     assert main([*numbers, "stated.epsilon=16"]) == 0
+    assert main([*numbers, "stated.epsilon=15.2"]) == 0  # 15.22, rounded as papers print it
+    assert main([*numbers, "stated.epsilon=15"]) == 2
 
 
 def test_lines_are_separated_by_a_plus() -> None:
